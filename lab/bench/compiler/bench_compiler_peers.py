@@ -283,7 +283,7 @@ def measure() -> list[dict[str, object]]:
             *_matrix_units(512),
             *bench.matmul(1024),
             *bench.matmul(2048),
-            *bench.matmul_bfloat16(1024),
+            *(row for size in (256, 512, 1024, 2048) for row in bench.matmul_bfloat16(size)),
             *bench.convolutions(),
             *bench.over_memory(),
             *bench.attention(),

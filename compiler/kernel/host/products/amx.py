@@ -27,6 +27,8 @@ HEIGHT = 2 * TILE_ROWS  # rows of a panel
 VECTORS = 2  # vectors of 16 totals: columns of a panel
 PANEL = HEIGHT, VECTORS
 STEPS = 32  # steps of the depth that one instruction multiplies
+SLICE = 1024  # about the steps of a slice of the depth
+ONCE = 2048  # steps of a depth that is one slice, whose totals stay in tiles
 
 
 def in_tiles(depth: int, target: TargetSpec) -> bool:
@@ -47,7 +49,8 @@ def multiply(
     after: list[Statement] = []
     row, column = panels
     for down in range(2):
-        rows = row * left.panel_step + down * TILE_ROWS * left.element_step + block * STEPS
+        rows = row * left.panel_step + block * (STEPS // PAIR * left.step_step)
+        rows = rows + down * TILE_ROWS * left.element_step
         inner.append(TileStep("load", 4 + down, left.memory, rows, left.element_step))
     for across in range(2):
         pairs = column * right.panel_step + block * (STEPS // PAIR * right.step_step)

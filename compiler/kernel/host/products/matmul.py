@@ -141,6 +141,8 @@ class _Sides:
         in_pairs = self.group == PAIR and self.plain
         self.in_tiles = in_pairs and amx.in_tiles(depth.size, target)
         main, most = depth.main.size, max(1, most * self.group // depth.unit)
+        if self.in_tiles:
+            most = main if depth.size <= amx.ONCE else max(1, amx.SLICE // depth.unit)
         steps = round_up(share(main, most), amx.STEPS if self.in_tiles else self.group)
         if depth.size % self.lanes == 0:  # slices of whole vectors
             steps = min(main, round_up(steps, self.lanes // gcd(self.lanes, depth.unit)))
@@ -174,7 +176,7 @@ class _Sides:
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
             rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
-            self.mirrored,
+            self.mirrored, self.in_tiles and self.once and self.flat,
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
@@ -208,7 +210,7 @@ class _Blocked(_Sides):
         # whether to compute results from a panel's totals while these are in the first-level cache
         alone = self.tall == self.height and rows.main.size == tile.rows  # rows are constants then
         flat = self.flat or (alone and self.in_order_across)
-        self.by_panels = self.once and flat and not self.in_tiles
+        self.by_panels = self.once and flat
         self.pitch = self.width if self.by_panels else self.wide
         tall = self.height if self.by_panels else self.tall
         self.tile = Memory("tile", self.dtype, tall * self.pitch, "local")
@@ -224,19 +226,21 @@ class _Blocked(_Sides):
         """Lay out the slices of both factors."""
         parts, quads, depth = self.parts, self.group == QUAD, self.slice
         packing = Packing(
-            self.lanes, depth, self.nest.batch, self.group, self.plain, self.in_tiles or quads,
-            self.near,
+            self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.near,
         )  # fmt: skip
         self.right: Factor = (
             Direct(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
             if self.in_place else packing.right(parts.right, self.columns, self.width)
         )  # fmt: skip
         left = unsigned(parts.left) if quads else parts.left
-        self.left: Factor = (
-            Again(self.right, self.rows.start, self.height, self.width)
-            if self.again and isinstance(self.right, Packed)
-            else packing.left(left, self.rows, self.height)
-        )
+        self.left: Factor
+        if self.in_tiles:
+            row = self.row_panels().index()
+            self.left = packing.in_blocks(left, self.rows, self.height, amx.STEPS, row)
+        elif self.again and isinstance(self.right, Packed):
+            self.left = Again(self.right, self.rows.start, self.height, self.width)
+        else:
+            self.left = packing.left(left, self.rows, self.height)
         self.excess: Correction | None = None
         if quads and parts.left.dtype is int8:
             panels, count = self.wide // self.width, depth.whole // QUAD
@@ -244,7 +248,7 @@ class _Blocked(_Sides):
             self.excess = Correction(self.right, panels, self.vectors, count, self.steps_bound())
 
     def kernel(self) -> Kernel:
-        body = [*self.left.statements, *self.right.statements]
+        body = [*(() if self.in_tiles else self.left.statements), *self.right.statements]
         body += [] if self.excess is None else [self.excess.statement()]
         body += [] if self.ends is None else self.ends.copy(self.steps_bound())
         slices = Loop(Range("slice", self.slices), (*body, self.multiply()))
@@ -264,12 +268,21 @@ class _Blocked(_Sides):
 
     def multiply(self) -> Statement:
         """Compute tile += left slice * right slice, panel by panel."""
-        return self.by_panel("", self.panel_in_tiles if self.in_tiles else self.panel_and_ends)
+        if not self.in_tiles:
+            return self.by_panel("", self.panel_and_ends)
+        rows, columns = self.row_panels(), Range("column_panel", self.wide // self.width)
+        panel = self.panel_in_tiles(rows.index(), columns.index())
+        inside = Loop(columns, panel, blocks(self.columns.bound(), self.width))
+        body = (*self.left.statements, inside)
+        return Loop(rows, body, blocks(self.rows.bound(), self.height))
+
+    def row_panels(self, name: str = "") -> Range:
+        return Range(f"row_panel{name}", self.tall // self.height)
 
     def by_panel(self, name: str, of: Callable[[Index, Index], Sequence[Statement]]) -> Statement:
         """Return the loops over panels that are computed: not those wholly outside the output, nor
         those of a symmetric product below its diagonal."""
-        rows = Range(f"row_panel{name}", self.tall // self.height)
+        rows = self.row_panels(name)
         columns = Range(f"column_panel{name}", self.wide // self.width)
         row, column = rows.index(), columns.index()
         panel = tuple(of(row, column))
@@ -305,9 +318,7 @@ class _Blocked(_Sides):
             self.repeated(self.left.load(row, step.index(), down, self.group))
             for down in range(self.height)
         ]
-        first = (
-            constant(0) if self.by_panels else self.place(row * self.height, column * self.width)
-        )
+        first = self.first(row, column)
 
         def place(down: int, vector: int) -> Index:
             return first + self.place(constant(down), constant(vector * lanes))
@@ -382,11 +393,11 @@ class _Blocked(_Sides):
         bound = None if bound is None else bound // amx.STEPS
         assert isinstance(self.left, Packed)  # holds whenever tiles are used
         assert isinstance(self.right, Packed)
-        return amx.multiply(
-            self.left, self.right, self.tile,
-            self.place(row * self.height, column * self.width), self.pitch, self.once,
+        body = amx.multiply(
+            self.left, self.right, self.tile, self.first(row, column), self.pitch, self.once,
             (row, column), block.index(), lambda inner: Loop(block, inner, bound),
         )  # fmt: skip
+        return (*body, *self.panel_finished(row, column)) if self.by_panels else body
 
     def repeated(self, element: Value) -> Value:
         """Return a pair or a quad of the left factor in all lanes, or an element."""
@@ -430,7 +441,7 @@ class _Blocked(_Sides):
     def panel_finished(self, row: Index, column: Index) -> list[Statement]:
         """Return the same for a panel, and for the elements that mirror its own."""
         top, left = row * self.height, column * self.width
-        first = constant(0) if self.by_panels else self.place(top, left)
+        first = self.first(row, column)
         down = self.rows.panel("row", top, self.height, self.tall)
         across = self.panel_columns("column", left)
         stores = [self.finished(down, across, first)]
@@ -448,6 +459,12 @@ class _Blocked(_Sides):
         if self.apart:  # each panel is complete
             return self.columns.line(name, self.width, first)
         return self.columns.panel(name, first, self.width, self.wide)
+
+    def first(self, row: Index, column: Index) -> Index:
+        """Return where the tile has a panel's totals."""
+        if self.by_panels:
+            return constant(0)
+        return self.place(row * self.height, column * self.width)
 
     def place(self, row: Index, column: Index) -> Index:
         """Return where the tile has a total."""

@@ -6,6 +6,7 @@
                                            which all panels are complete, for few panels of rows
     again       -                          left factors that are the right one transposed, all of
                                            which is packed
+    blocks      [block][row][step]         one panel of the left factor, for tile registers
     rows        [element][step]            other left factors whose memory runs along the depth;
                                            rows are padded so that they share no cache set
     panels      [panel][group][element][n] factors that are read along the other side
@@ -27,7 +28,7 @@ from math import gcd
 
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
-from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, rolled, round_up
+from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, blocks, rolled, round_up
 from ugpu.compiler.kernel.ir import If, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 
@@ -182,7 +183,7 @@ class Packing:
         panel = Range(name + "_panel", whole // width if flat else 1)
         if flat:
             pitch, panel_step = width, steps * width
-            if together == 1 and width * factor.dtype.itemsize % LINE:
+            if together == PAIR or (together == 1 and width * factor.dtype.itemsize % LINE):
                 # a line of each panel is written several times: panels share no cache set
                 panel_step = self.pitch(factor, panel_step)
             first = panel.index() * width
@@ -190,7 +191,7 @@ class Packing:
         else:
             pitch, panel_step = self.pitch(factor, whole), width
             element = across.walk(name, factor)
-        each = panel_step if flat and together == 1 else self.depth.whole * pitch
+        each = panel_step * together if flat else self.depth.whole * pitch
         memory = Memory(name, factor.dtype, panel.size * each, "local")
 
         # a few columns at a time, each along memory
@@ -222,6 +223,21 @@ class Packing:
             place = end.index() * pitch + self.end
             statements += self.at_end(Loop(end, (Store(memory, place, const(0, factor.dtype)),)))
         return Packed(memory, tuple(statements), height * pitch, self.together, pitch)
+
+    def in_blocks(
+        self, factor: Value, across: Part, height: int, steps: int, panel: Index
+    ) -> Packed:
+        """Pack one panel of the left factor in blocks of `steps`, which divide the depth."""
+        whole = round_up(across.whole, height)
+        block = Range("left_block", self.depth.whole // steps)
+        pitch = self.pitch(factor, height * steps)
+        memory = Memory("left", factor.dtype, block.size * pitch, "local")
+        row = across.panel("left_row", panel * height, height, whole)
+        step = self.depth.line("left_step", steps, block.index() * steps)
+        place = block.index() * pitch + row.position * steps + step.position
+        fill = step.around(Store(memory, place, self.element(factor, row, step)))
+        fill = row.around(Loop(block, (fill,), blocks(self.depth.bound(), steps)))
+        return Packed(memory, (fill,), 0, pitch // (steps // self.together), steps)
 
     def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         lanes, count = self.lanes, round_up(across.whole, width) // width

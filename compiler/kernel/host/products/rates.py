@@ -57,8 +57,9 @@ class Rates:
     load: of a vector. spill: load of another vector if its panel is too large for the first level.
     pack: an element of a factor, by a vector load and a store, with memory not in cache. direct: to
     fetch an element that is not packed. pack_one: to pack elements that come singly, or few at a
-    time. finish: to clear an element of the tile, to load it again and to store it. first, second:
-    bytes of a core's caches.
+    time. finish: to clear an element of the tile, to load it again and to store it. tile: a
+    pair of steps of a vector of totals in tile registers, of which one instruction makes 256 in 16
+    cycles. first, second: bytes of a core's caches.
     """
 
     load: float = 0.8
@@ -67,6 +68,7 @@ class Rates:
     direct: float = 0.05
     pack_one: float = 1.0
     finish: float = 0.3
+    tile: float = 1 / 16
     first: int = 32 << 10
     second: int = 1 << 20
 
@@ -88,6 +90,7 @@ def rates_of(target: TargetSpec) -> Rates:
         direct=0.05 * cycles * slower,
         pack_one=1.0 * cycles,
         finish=0.3 * cycles,
+        tile=cycles / 16,
         first=target.caches.first,
         second=target.caches.second,
     )

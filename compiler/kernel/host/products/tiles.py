@@ -32,7 +32,7 @@ class Problem:
     up to which the left factor is not packed. panel: the only height and vectors of panels.
     by_dots: whether a few last columns may be computed without panels. in_lines: whether complete
     panels of columns may be read in place. mirrored: whether panels below the diagonal are not
-    computed."""
+    computed. by_panels: whether a tile has the totals of one panel at a time."""
 
     rows: Axis
     columns: Axis
@@ -51,6 +51,7 @@ class Problem:
     by_dots: bool = False
     in_lines: bool = False
     mirrored: bool = False
+    by_panels: bool = False
 
     @property
     def left_bytes(self) -> int:
@@ -163,7 +164,8 @@ class Problem:
         slice_bytes = self.slice_steps * self.itemsize
         direct = self.in_memory(tile)
         alone = tile.columns >= self.columns.main.size and wide == tile.vectors * self.lanes
-        once = direct and alone  # each element is read once
+        # each element is read once, or one panel at a time is packed
+        once = (direct and alone) or self.panel is not None
         return (
             (
                 once
@@ -171,7 +173,7 @@ class Problem:
                 or tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes)
             )
             and (self.in_place(tile) or wide * slice_bytes <= self.right_bytes)
-            and tall * wide * self.itemsize <= self.tile_bytes
+            and (self.by_panels or tall * wide * self.itemsize <= self.tile_bytes)
         )
 
     def panels(self) -> Iterator[tuple[int, int]]:
@@ -203,6 +205,8 @@ class Problem:
         """Return the cost of one step of a panel: a multiplication for each pair, or the loads they
         need if more. Multiplications hide part of the loads from the second level."""
         loads, multiplies = height + vectors, height * vectors
+        if self.panel is not None:
+            return self.rates.tile * multiplies
         cost = max(multiplies, self.rates.load * loads)
         panel = self.slice_steps * vectors * self.lanes * self.itemsize
         if panel > self.rates.first:

@@ -27,6 +27,7 @@ from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import bfloat16, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.host.products import amx
 from ugpu.compiler.kernel.ir import Kernel
 from ugpu.compiler.kernel.verify import BrokenKernel, verify
 from ugpu.hcq.cpu import tiles
@@ -162,7 +163,10 @@ def _missing() -> list[str]:
 
 @pytest.mark.parametrize("tiles_of", ["played", "the processor"])
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", [(32, 32, 32), (40, 64, 50), (17, 1120, 33), (70, 96, 8)])
+@pytest.mark.parametrize(
+    "shape",
+    [(32, 32, 32), (40, 64, 50), (17, 1120, 33), (70, 96, 8), (40, amx.ONCE, 17), (33, 2080, 40)],
+)
 def test_what_the_code_computes(shape: tuple[int, int, int], turned: bool, tiles_of: str) -> None:
     played = tiles_of == "played"
     if not played and _missing():
@@ -181,6 +185,8 @@ def test_what_the_code_computes(shape: tuple[int, int, int], turned: bool, tiles
     multiplied = run(kernel, [aligned, *(_aligned(each) for each in given)], played=played)
     scale = np.abs(left) @ np.abs(right).T
     assert (np.abs(aligned.reshape(rows, columns) - left @ right.T) <= 1e-5 * scale).all()
+    (tile,) = (memory.count for memory in kernel.locals if memory.name == "tile")
+    assert depth > amx.ONCE or tile == 32 * 32, "the totals of a panel, finished at once"
     panels = -(-rows // 32) * -(-columns // 32)
     if played:
         assert multiplied == 4 * panels * depth // 32, "each panel once, and nothing else"
