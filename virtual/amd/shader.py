@@ -50,7 +50,7 @@ class Dispatch:
     rsrc1..3: COMPUTE_PGM_RSRC1..3 as written. user_data: COMPUTE_USER_DATA_0..15.
     shared_aperture / private_aperture: base addresses from SH_MEM_BASES (field << 48).
     scratch_base: COMPUTE_DISPATCH_SCRATCH_BASE << 8; scratch_wave_size: TMPRING_SIZE.WAVESIZE in
-    bytes.
+    bytes. repeats: whether equal registers have come before, and will come with this object again.
     """
 
     code_address: int
@@ -66,6 +66,7 @@ class Dispatch:
     scratch_waves: int = 0
     shared_aperture: int = 0
     private_aperture: int = 0
+    repeats: bool = field(default=False, compare=False)
 
 
 class Ending(enum.Enum):

@@ -100,8 +100,8 @@ class GfxCore(Executor[Worker, Outcome]):
         self._keep = keep_registers
         self._target = target
         self._gfx12 = target.memory is Memory.GFX12
-        # Launches by their dispatches, which a run keeps. One repeats if the command processor
-        # found the registers unchanged; its code is compared each time.
+        # Repeated launches by their dispatches, which a run keeps. One repeats if the command
+        # processor found the registers unchanged; its code is compared each time.
         self._runs: Recent[int, Run] = Recent()
         self._kernels: Recent[_Key, Kernel] = Recent()
         self._compiled: Recent[tuple[str, int, bool, int], Code] = Recent()
@@ -125,7 +125,8 @@ class GfxCore(Executor[Worker, Outcome]):
             except BadDispatch as bad:
                 return Outcome(Ending.BAD_DISPATCH, detail=str(bad))
             run = Run(dispatch, launch, memory, abort, self._target)
-            self._runs.put(id(dispatch), run)
+            if dispatch.repeats:
+                self._runs.put(id(dispatch), run)
         launch = run.launch
         if launch.total_groups == 0:
             return Outcome(Ending.DONE)

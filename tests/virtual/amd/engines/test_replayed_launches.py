@@ -82,7 +82,8 @@ def test_an_unchanged_launch_is_the_same_one(bench: Replays) -> None:
     for _ in range(3):
         bench.replay()
     first, second, third = bench.core.launches
-    assert first is second is third
+    assert first == second and second is third, "from its second time on"
+    assert (first.repeats, second.repeats) == (False, True)
     assert first.code_address == CODE
     assert (first.groups, first.threads) == ((3, 4, 5), (64, 1, 1))
     assert bench.chip.violations == []

@@ -46,6 +46,7 @@ class Replay(Memory):
             code_address=CODE, groups=(1, 1, 1), threads=(32, 1, 1), rsrc1=3 | 0xF0 << 12,
             rsrc2=2 << 1, rsrc3=0, wave32=True,
             user_data=(ARGUMENTS & 0xFFFFFFFF, ARGUMENTS >> 32, *[0] * 14),
+            repeats=True,
         )  # fmt: skip
 
     def program(self, physical: int, constant: int) -> None:

@@ -149,19 +149,21 @@ class Launcher:
     ) -> Dispatch | None:
         """Latch dims and initiator into `sh`; return the launch, or None for zero waves.
 
-        dims: payload of DISPATCH_DIRECT. Apertures are base addresses. Equal registers give the
-        same object, by which a shader core recognises a launch that it has checked before. Raises
-        BadDispatch.
+        dims: payload of DISPATCH_DIRECT. Apertures are base addresses. From their second time on,
+        equal registers give the same object, by which a shader core recognises a launch that it has
+        checked before. Raises BadDispatch.
         """
         sh[self._dim_at : self._dim_at + 3] = dims
         sh[self._initiator_at] = initiator
         key = (shared_aperture, private_aperture, *sh[self._every])
-        if key in self._launches:
-            return self._launches[key]
-        launch = self._new(sh, dims, initiator, shared_aperture, private_aperture)
+        launch = self._launches.get(key)
+        if launch is not None:
+            return launch
+        repeats = key in self._launches
+        launch = self._new(sh, dims, initiator, shared_aperture, private_aperture, repeats)
         if len(self._launches) > LAUNCHES:
             self._launches.clear()
-        self._launches[key] = launch
+        self._launches[key] = launch if repeats else None
         return launch
 
     def _new(
@@ -171,6 +173,7 @@ class Launcher:
         initiator: int,
         shared_aperture: int,
         private_aperture: int,
+        repeats: bool,
     ) -> Dispatch | None:
         key = (initiator, *sh[self._start_at : self._last_at], *sh[self._more_at : self._more_last])
         shape = self._sound.get(key)
@@ -198,6 +201,7 @@ class Launcher:
             scratch_waves=shape.scratch_waves,
             shared_aperture=shared_aperture,
             private_aperture=private_aperture,
+            repeats=repeats,
         )
 
     def _check(self, sh: list[int], initiator: int) -> Shape:
