@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.numeric import fft as pairs
-from ugpu.compiler.numeric.fft import Norm
+from ugpu.compiler.numeric.transforms import Norm
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument

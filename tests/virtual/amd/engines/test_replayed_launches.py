@@ -142,7 +142,7 @@ def test_a_changed_initiator_is_noticed(bench: Replays) -> None:
 
 
 def test_registers_outside_the_buffer_are_noticed(bench: Replays) -> None:
-    """The buffer lacks the write of RSRC3; and apertures are no registers of the queue."""
+    """The buffer does not write RSRC3, and apertures are not registers of the queue."""
     at = place(RSRC3) - 2
     bench.fill([*LAUNCH[:at], *LAUNCH[at + 3 :]])
     bench.replay(sh(RSRC3, 0x10))
