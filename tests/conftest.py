@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import costs
+from tests import costs, left_open
 from tests.support.collector import COLLECTOR
 from tests.support.folders import Folders
 
@@ -63,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     costs.record(config)
+    left_open.pytest_configure(config)
 
 
 @pytest.hookimpl(wrapper=True)

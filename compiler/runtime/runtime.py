@@ -450,6 +450,11 @@ def device_of(given: Device | str | None) -> Device:
         return found
 
 
+def shared_devices() -> list[Device]:
+    """Return the open devices that tensors share by name."""
+    return [device for device in _opened.values() if not device.closed]
+
+
 def _default_device() -> Device | str:
     inside = entered()
     if inside and (not _default or len(inside) > _places.get()):

@@ -97,6 +97,11 @@ def device_closed(device: OpenDevice) -> None:
     _inherited.discard(device)
 
 
+def open_devices() -> list[OpenDevice]:
+    """Return the devices that are open, in the order they were opened."""
+    return list(_devices.values())
+
+
 def part_opened(part: Closable) -> None:
     """Close a transport at the end of the process, after all devices, if it is still referenced."""
     _register()

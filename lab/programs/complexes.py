@@ -11,13 +11,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.programs.tensors import ATTEMPTS, without
+from lab.programs.reduce import least, without
+from lab.programs.tensors import ATTEMPTS
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler import array_api as xp
 from ugpu.compiler.complex.tensor import ComplexTensor
@@ -281,18 +283,7 @@ def _expression(random: Random, env: Values, one: str) -> str:
 
 def reduced(failing: Program, device: Device) -> Program:
     """Return a smaller program that fails too: no statement and no input can be left out."""
-    again = True
-    while again:
-        again = False
-        for each in _shorter(failing):
-            try:
-                fails = difference(each, device) is not None
-            except REFUSED:
-                continue
-            if fails:
-                failing, again = each, True
-                break
-    return failing
+    return least(failing, _shorter, partial(difference, device=device), REFUSED)
 
 
 def _shorter(failing: Program) -> Iterator[Program]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from lab.programs import draw, torched
 from lab.programs.judge import KINDS, Array, Functions
-from lab.programs.tensors import ATTEMPTS, REFUSED, without
+from lab.programs.reduce import least, without
+from lab.programs.tensors import ATTEMPTS, REFUSED
 from ugpu.compiler import Tensor, function, jit
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import UgpuError
@@ -222,18 +223,7 @@ def _between(random: Random, before: Program, call: int) -> Program | None:
 
 def reduced(failing: Program, device: Device) -> Program:
     """Return a smaller program that fails too: no statement, call or output can be left out."""
-    again = True
-    while again:
-        again = False
-        for each in _shorter(failing):
-            try:
-                fails = difference(each, device) is not None
-            except REFUSED:
-                continue
-            if fails:
-                failing, again = each, True
-                break
-    return failing
+    return least(failing, _shorter, functools.partial(difference, device=device), REFUSED)
 
 
 def _shorter(failing: Program) -> Iterator[Program]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from lab.programs import draw, torched
 from lab.programs.judge import KINDS, Array, Functions, Unjudged
+from lab.programs.reduce import least, without
 from ugpu.compiler import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import UgpuError
@@ -152,36 +154,17 @@ def difference(tried: Program, device: Device, order: Sequence[str] = ()) -> str
 
 def reduced(failing: Program, device: Device) -> Program:
     """Return a smaller program that fails too: no statement and no input can be left out."""
-    again = True
-    while again:
-        again = False
-        shorter = [
-            *[
-                replace(failing, lines=without(failing.lines, at))
-                for at in reversed(range(len(failing.lines)))
-            ],
-            *[
-                replace(failing, inputs=without(failing.inputs, at))
-                for at in range(len(failing.inputs))
-            ],
-        ]
-        for each in shorter:
-            try:
-                fails = difference(each, device) is not None
-            except REFUSED:
-                continue
-            if fails:
-                failing, again = each, True
-                break
-    return failing
+    return least(failing, _shorter, partial(difference, device=device), REFUSED)
+
+
+def _shorter(failing: Program) -> Iterator[Program]:
+    for place in reversed(range(len(failing.lines))):
+        yield replace(failing, lines=without(failing.lines, place))
+    for place in range(len(failing.inputs)):
+        yield replace(failing, inputs=without(failing.inputs, place))
 
 
 def share(tried: Program) -> tuple[int, int]:
     """Return how many variables PyTorch judges too, and how many there are."""
     names = tried.judged()
     return len(names.keys() & tried.by_torch().keys()), len(names)
-
-
-def without(listed: tuple[Any, ...], place: int) -> tuple[Any, ...]:
-    """Return a tuple without one entry."""
-    return (*listed[:place], *listed[place + 1 :])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ugpu import hcq
 from ugpu.compiler.runtime.kernels.ahead import compiling_ahead
+from ugpu.compiler.runtime.kernels.tiers import target_of
 from ugpu.compiler.runtime.runtime import device_of, runtime_of, set_default_device
 from ugpu.hcq import outfile
 from ugpu.hcq.errors import DeviceNotFound, UsageError
@@ -31,7 +32,8 @@ CACHES = ("kernels", "tuned")  # folders of a cache (compiler.runtime.kernels.ah
 
 def target_named(name: str) -> TargetSpec:
     """Return the target of an Adreno GPU (`adreno-a740`), or of a device that can be opened here
-    (as `hcq.open` takes it). UsageError for another name."""
+    (as `hcq.open` takes it), in the form in which that device compiles (tiers.target_of).
+    UsageError for another name."""
     if name.startswith(ADRENO):
         try:
             return chips.facts(name.removeprefix(ADRENO)).target()
@@ -39,7 +41,7 @@ def target_named(name: str) -> TargetSpec:
             raise UsageError(f"--target {name}: {error.args[0]}") from None
     try:
         with hcq.open(name) as device:
-            return device.target
+            return target_of(device)
     except DeviceNotFound as error:
         raise UsageError(
             f"--target: expected {ADRENO}CHIP or the name of a device, got {name!r} ({error})"

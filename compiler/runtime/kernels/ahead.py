@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ugpu.compiler.codegen.emit import emitted
-from ugpu.compiler.codegen.process.children import Compiled, shared, version
+from ugpu.compiler.codegen.process.children import Compiled, shared
 from ugpu.compiler.expression.value import interning
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.lower import lower
@@ -24,7 +24,7 @@ from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.packing import computation_of
 from ugpu.compiler.plan.plan import kernels
 from ugpu.compiler.runtime.kernels.faulted import Places
-from ugpu.compiler.runtime.kernels.known import Known, Record
+from ugpu.compiler.runtime.kernels.known import Known, Record, object_key
 from ugpu.compiler.runtime.kernels.store import Store
 from ugpu.compiler.schedule.group import Group
 from ugpu.compiler.schedule.hazards import InPlace
@@ -56,13 +56,10 @@ class Ahead:
             with interning:
                 kernel = lower(computation_of(group), self.target)
                 module = emitted(kernel, self.target)
-            target = self.target
-            key = DiskCache.key(
-                module.text, target.triple, target.cpu, target.features, target.abi, version()
-            )
+            key = object_key(module.text, self.target)
             compiled = None
             if self.disk.get(key) is None:
-                compiled = shared().submit(module.text, target, kernel.name)
+                compiled = shared().submit(module.text, self.target, kernel.name)
                 self.places.keep(kernel, key, module)
             waiting.append((group, Record.of(kernel, key), compiled))
         for group, record, compiled in waiting:

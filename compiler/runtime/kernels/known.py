@@ -46,6 +46,13 @@ class Record:
         return cls(key, kernel.name, kernel.origin, kernel.grid, kernel.block, kernel.dynamic_local)
 
 
+def object_key(text: str, target: TargetSpec) -> str:
+    """Return the key of the object that LLVM text becomes for a target."""
+    quick = "quick" * target.quick
+    machine = target.triple, target.cpu, target.features, target.abi, quick
+    return DiskCache.key(text, *machine, version())
+
+
 class Known:
     """The records of one device's target, stored with the objects. tuned: results of searches; a
     change in them invalidates all records."""

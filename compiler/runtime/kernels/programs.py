@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ugpu.compiler.codegen.emit import emitted
-from ugpu.compiler.codegen.process.children import Compiled, shared, version
+from ugpu.compiler.codegen.process.children import Compiled, shared
 from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.value import interning
 from ugpu.compiler.kernel import ir
@@ -26,7 +26,7 @@ from ugpu.compiler.kernel.lower import lower, spaces
 from ugpu.compiler.pattern.work import flops, moved
 from ugpu.compiler.plan.packing import computation_of
 from ugpu.compiler.runtime.kernels.faulted import Places
-from ugpu.compiler.runtime.kernels.known import Known, Record
+from ugpu.compiler.runtime.kernels.known import Known, Record, object_key
 from ugpu.compiler.runtime.kernels.progress import Progress
 from ugpu.compiler.runtime.kernels.store import Store, key_of, packing_key
 from ugpu.compiler.runtime.kernels.tiers import Tiers, pays, target_of
@@ -37,7 +37,6 @@ from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.disk.cache import DiskCache
 from ugpu.hcq.errors import CompileError
 from ugpu.hcq.state import trace
-from ugpu.hcq.state.target import TargetSpec
 from ugpu.hcq.work.program import Kernel, Program, Work
 
 log = logging.getLogger(__name__)
@@ -151,7 +150,7 @@ class Programs:
         with interning:
             kernel = self.lowered(computation)
             module = emitted(kernel, target)
-        key = DiskCache.key(module.text, *_identity(target), version())
+        key = object_key(module.text, target)
         known = self._kernels.get(key)
         if known is not None:
             self._groups[group.key] = known
@@ -275,7 +274,3 @@ def _work(group: Group) -> Work:
     with interning:
         computation = computation_of(group)
         return Work(moved(computation), flops(computation))
-
-
-def _identity(target: TargetSpec) -> tuple[str, ...]:
-    return target.triple, target.cpu, target.features, target.abi, "quick" * target.quick

@@ -49,8 +49,8 @@ def target_of(device: Device) -> TargetSpec:
     """Return the target that a device's kernels are compiled for. A model translates each kernel
     once more before its first launch, and runs code of few passes about as fast: there the time of
     a kernel is that of compiling it. `UGPU_TIERS=0` compiles the code of boards, and so does a
-    recording, which may be played to one."""
-    quick = device.driver.clock.of_model and config().tiers
+    recording, which may be played to one. Mesa compiles ir3 in one way, with one key."""
+    quick = device.driver.clock.of_model and config().tiers and device.target.abi != "ir3"
     return replace(device.target, quick=quick)
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.adreno.mesa import MESA
 from ugpu import hcq
 from ugpu.compiler.runtime.runtime import kernel_log, set_default_device, use_cache
+from ugpu.hcq.state.config import setting
 from ugpu.tools.cli import main
 
 SCRIPT = """
@@ -41,6 +42,7 @@ def compiled(script: Path, target: str, folder: Path, capsys: pytest.CaptureFixt
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("tiers", ["0", "1"], ids=["one version", "two versions"])
 @pytest.mark.parametrize(("target", "device"), [
     pytest.param("adreno-a740", "virtual:a740",
                  marks=pytest.mark.skipif(not MESA, reason="tinymesa is not installed")),
@@ -48,10 +50,20 @@ def compiled(script: Path, target: str, folder: Path, capsys: pytest.CaptureFixt
     ("cpu", "cpu"),
 ])  # fmt: skip
 def test_the_device_compiles_nothing(
-    target: str, device: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: str,
+    device: str,
+    tiers: str,
+    script: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "objects"
-    made = compiled(script, target, folder, capsys)
+    with setting("UGPU_TIERS", tiers):
+        check_nothing_is_compiled(device, script, folder, compiled(script, target, folder, capsys))
+
+
+def check_nothing_is_compiled(device: str, script: Path, folder: Path, made: object) -> None:
+    """Run the script on the device and compare its kernels with those that were compiled."""
     assert isinstance(made, dict) and len(made["kernels"]) >= 2
     assert all(size > 0 for size in made["kernels"].values())
     with hcq.open(device) as opened:
@@ -60,6 +72,18 @@ def test_the_device_compiles_nothing(
             runpy.run_path(str(script))["work"](opened)
     assert {kernel.name for kernel in kernels} == set(made["kernels"])
     assert all(kernel.from_disk for kernel in kernels)
+
+
+def test_one_folder_holds_code_of_the_model_and_of_its_board(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = []
+    for tiers in ("1", "0"):
+        with setting("UGPU_TIERS", tiers):
+            made = compiled(script, "virtual:navi31", tmp_path / "objects", capsys)
+        assert isinstance(made, dict)
+        sizes.append(made["kernels"])
+    assert sizes[0].keys() == sizes[1].keys() and sizes[0] != sizes[1]
 
 
 @pytest.mark.parametrize("target", ["adreno-a100", "virtual:nothing"])

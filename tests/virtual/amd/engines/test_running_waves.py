@@ -36,9 +36,10 @@ STATUS, PC_LO, SCALARS, EXEC_LO = 0x102, 0x108, 0x200, 0x27E
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All waves are looked at, also on a busy machine."""
-    for module in (evidence, report):
-        monkeypatch.setattr(module, "_WAVES_LIMIT_S", None)
+    """All waves and all their registers are read, also on a busy machine."""
+    monkeypatch.setattr(report, "_WAVES_LIMIT_S", None)
+    for name in ("_WAVES_LIMIT_S", "_WORDS_LIMIT_S"):
+        monkeypatch.setattr(evidence, name, None)
 
 
 def array_of(chip: Any) -> Any:
