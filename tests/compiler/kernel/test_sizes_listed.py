@@ -31,7 +31,7 @@ ELSEWHERE = {
     "kernel.gpu.join": ("READ", "test_gpu_rows.py"),
     "kernel.host.place": ("ABREAST STEPS WIDEST JOIN", "test_host_place.py"),
     "kernel.host.online": ("BLOCK BLOCKS", "test_host_online.py"),
-    "kernel.host.fourier.lower": ("CHUNK INNER", "test_fourier.py"),
+    "kernel.host.fourier.lower": ("INNER", "test_fourier.py"),
     "kernel.host.fourier.turns": ("LONGEST RADICES", "test_fourier.py"),
     "kernel.host.sort_values": ("CHUNK", "test_compiler_sorting.py"),
     "kernel.host.network": ("REGISTERS FEWER", "test_compiler_sorting.py"),
