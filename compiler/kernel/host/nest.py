@@ -306,6 +306,9 @@ def rolled(statement: Statement) -> Statement:
     return dataclasses.replace(statement, body=body)
 
 
+At = Callable[[Index, Index], Value]
+
+
 @dataclass(frozen=True)
 class Panel:
     """Totals in registers, [row][column], each a vector: the first ones of a memory."""
@@ -345,6 +348,27 @@ class Panel:
         rows = [broadcast(row, lanes) if row.lanes == 1 else row for row in rows]
         for i, j, total in self.each():
             yield Store(self.totals, total.arg.index, product(rows[i], columns[j], total))
+
+    def over(
+        self, name: str, counts: tuple[int, int], steps: Range, left: At, right: At,
+        start: At | None, stored: Callable[[Index, Index, Value], Store],
+        bounds: tuple[Index | None, Index | None],
+    ) -> Statement:  # fmt: skip
+        """Return the loops over panels: start(i, j), or zero, with the sum over steps of left(i,
+        step) * right(step, j), is stored. counts: of i, and of elements along j, from which on
+        there are vectors; bounds: of i, and of steps."""
+        lanes, width = self.totals.lanes, self.width * self.totals.lanes
+        panel = Range(f"{name}_panel", counts[0] // self.height)
+        group = Range(f"{name}_group", counts[1] // width)
+        step, first, column = steps.index(), panel.index() * self.height, group.index() * width
+        rows = [left(first + i, step) for i in range(self.height)]
+        columns = [right(step, column + j * lanes) for j in range(self.width)]
+        begin = None if start is None else lambda i, j: start(first + i, column + j * lanes)
+        body = [
+            *self.computed(rows, columns, lambda inside: Loop(steps, inside, bounds[1]), begin),
+            *(stored(first + i, column + j * lanes, total) for i, j, total in self.each()),
+        ]
+        return Loop(panel, (Loop(group, tuple(body)),), blocks(bounds[0], self.height))
 
     def stored(self, memory: Memory, place: Callable[[int, int], Index]) -> list[Statement]:
         """Return the stores of all totals, each at its place of a memory."""
