@@ -66,14 +66,6 @@ class _Parts:
         self.based = bool(start) or self.stretch < self.along.size
         self.start = start[0] if start else self.identity
 
-    def next(self, total: Value, places: dict[Range, Index]) -> Value:
-        """Return the total with one more element."""
-        return combine(self.operation, total, substitute(self.body, places))
-
-    def result(self, total: Value, base: Value) -> Value:
-        """Return the stored value."""
-        return self.ended(combine(self.operation, base, total) if self.based else total)
-
     def ended(self, total: Value) -> Value:
         """Return the stored value of a total of all elements up to one."""
         return cast(of_key(total) if self.keyed else total, self.dtype)
@@ -108,9 +100,10 @@ def _carried(computation: Computation, parts: _Parts, target: TargetSpec) -> Ker
 
     def add(at: Index, places: Places) -> Iterator[Statement]:
         here = places | {along: first + step.index()}
-        yield Store(totals, at, parts.next(load(totals, at), here))
-        found = parts.result(load(totals, at), load(bases, at))
-        yield Store(computation.output, computation.position.substitute(here), found)
+        element, total = substitute(parts.body, here), load(totals, at)
+        yield Store(totals, at, combine(parts.operation, total, element))
+        total = combine(parts.operation, load(bases, at), total) if parts.based else total
+        yield Store(computation.output, computation.position.substitute(here), parts.ended(total))
 
     def restart(at: Index, _: Places) -> Iterator[Statement]:
         yield Store(bases, at, combine(parts.operation, load(bases, at), load(totals, at)))

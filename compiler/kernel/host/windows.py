@@ -59,6 +59,7 @@ from ugpu.hcq.state.target import TargetSpec
 GROUPS = 4  # minimum groups for each thread
 MOST = 4  # rows of a block: as many totals as an addition takes cycles; more gain nothing
 WHOLE = 64  # elements: whole vectors, as many as loops take at once
+STAGED = 16 << 10  # approximate image bytes that a group holds; more take longer in any cache
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class _Windows:
         self.lanes = min(lanes, 1 << (self.size.bit_length() - 1))
         self.pitch = round_up(self.size + -(-window.across.size // stride) - 1, self.lanes)
         line_bytes = self.pitch * window.phases * self.summed * dtype.itemsize
-        most = rates_of(target).first // 2 // line_bytes - self.tall // stride
+        most = STAGED // line_bytes - self.tall // stride
         outer = [r for r in computation.ranges if r not in (window.last, row)]
         image = outer.pop() if outer else Range("image", 1)
         tall = share(row.size, max(1, most))

@@ -321,9 +321,9 @@ OTHERS = (
         lambda found: not found.has("stage"), [((1, 2, 16, 25),), ((1, 1, 20, 23),)],
     ),
     Rule(
-        "kernel.host.windows", "WHOLE",
+        "kernel.host.windows", "STAGED WHOLE",
         lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
-        lambda found: found.has("stage") and found.grid(0) > 1,
+        lambda found: found.has("stage") and found.grid(0) == 3,
         [((1, 2, 72, 131), (2, 1, 3, 3)), ((1, 2, 70, 131), (2, 1, 3, 3))],
         [((1, 2, 27, 131), (2, 1, 3, 3))],
     ),
