@@ -88,12 +88,6 @@ class _Shape:
     spaces: Callable[[], list[Space]] = list
 
 
-def _in_pieces(
-    computation: Computation, target: TargetSpec, lowered: Callable[[Computation], Kernel]
-) -> _Shape:
-    return _Shape(lambda _: side_by_side(computation.plain, target, lowered))
-
-
 @once
 def _shape(computation: Computation, target: TargetSpec) -> _Shape:
     tiled = host_winograd.find_tiled(computation) if target.abi == "host" else None
@@ -101,7 +95,7 @@ def _shape(computation: Computation, target: TargetSpec) -> _Shape:
         return _Shape(lambda _: host_winograd.convolution(computation.plain, target))
     computation = _summed(computation)
     if computation.value.op != "along":
-        return _host(computation, target) if target.abi == "host" else _gpu(computation, target)
+        return _by_form(computation, target)
     kind, *_ = computation.value.arg
     name = KINDS[kind].lowerings.get(target.abi)
     if name is None:
@@ -122,22 +116,40 @@ def _summed(computation: Computation) -> Computation:
     return computation if changed is computation.value else replace(computation, value=changed)
 
 
-def _host(computation: Computation, target: TargetSpec) -> _Shape:
+def _by_form(computation: Computation, target: TargetSpec) -> _Shape:
+    """Return the way for the first of these forms that a computation has: pieces, chosen elements,
+    attention, a chain of reductions; otherwise a product, a reduction or element-wise."""
+    host = target.abi == "host"
     if computation.pieces:
-        piece = partial(host_loops.elementwise, target=target, alone=False)
-        return _in_pieces(computation, target, piece)
+        piece = partial(host_loops.elementwise, alone=False) if host else gpu_loops.elementwise
+        lowered = partial(piece, target=target)
+        return _Shape(lambda _: side_by_side(computation.plain, target, lowered))
     if computation.chosen is not None:
-        return _Shape(lambda _: scatter.host(computation, target))
+        scattered = scatter.host if host else scatter.gpu
+        return _Shape(lambda _: scattered(computation, target))
     online = find_online(computation)
     if online is not None:
-        return _Shape(lambda _: host_online.attention(computation, online, target))
+        if host:
+            return _Shape(lambda _: host_online.attention(computation, online, target))
+        return _Shape(
+            lambda wanted: gpu_attention.attention(computation, online, target, wanted),
+            lambda: gpu_attention.attention_spaces(online, target),
+        )
     chain = find_chain(computation)
-    if chain is not None:
-        place = host_place.find_place(chain, target)
-        if place is not None:
-            return _Shape(lambda _: host_place.places(computation, chain, place, target))
-        return _Shape(lambda _: host_rows.rows(computation, chain, target))
-    plain = computation.plain
+    if chain is None:
+        return (_host if host else _gpu)(computation.plain, target)
+    if not host:
+        return _Shape(
+            lambda wanted: gpu_rows.rows(computation, chain, target, wanted),
+            lambda: [gpu_rows.rows_space(computation, chain, target)],
+        )
+    place = host_place.find_place(chain, target)
+    if place is not None:
+        return _Shape(lambda _: host_place.places(computation, chain, place, target))
+    return _Shape(lambda _: host_rows.rows(computation, chain, target))
+
+
+def _host(plain: Computation, target: TargetSpec) -> _Shape:
     parts = find_contraction(plain, joint=True)
     dots = host_dots.find_dots(plain, parts, target)
     if dots is not None:
@@ -157,27 +169,7 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
     return _Shape(lambda chunk: loops(plain, target, chunk), lambda: [host_loops.space()])
 
 
-def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
-    if computation.pieces:
-        return _in_pieces(computation, target, lambda piece: gpu_loops.elementwise(piece, target))
-    if computation.chosen is not None:
-        return _Shape(lambda _: scatter.gpu(computation, target))
-    online = find_online(computation)
-    if online is not None:
-        return _Shape(
-            lambda wanted: gpu_attention.attention(computation, online, target, wanted),
-            lambda: gpu_attention.attention_spaces(online, target),
-        )
-    chain = find_chain(computation)
-    if chain is not None:
-        return _Shape(
-            lambda wanted: gpu_rows.rows(computation, chain, target, wanted),
-            lambda: [gpu_rows.rows_space(computation, chain, target)],
-        )
-    return _gpu_plain(computation.plain, target)
-
-
-def _gpu_plain(plain: Computation, target: TargetSpec) -> _Shape:
+def _gpu(plain: Computation, target: TargetSpec) -> _Shape:
     parts, sides = find_contraction(plain), find_sides(plain)
     if parts is not None:
         shape = _gpu_product(plain, parts, target)

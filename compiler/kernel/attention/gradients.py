@@ -37,8 +37,10 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.graph.attention import UNIT, Axes, Sizes
-from ugpu.compiler.kernel.host.nest import Panel, blocks, filled, round_up
+from ugpu.compiler.kernel.host.nest import At, Panel, filled, round_up
 from ugpu.compiler.kernel.host.products.packing import turn
+from ugpu.compiler.kernel.host.products.rates import highest
+from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.pattern.online import FINITE_LOWEST
@@ -65,7 +67,7 @@ class _Gradients:
         self.mask = mask[0] if mask else None
         sizes, axes = self.sizes, self.axes
         self.lanes = max(2, min(16, target.vector_bytes // float32.itemsize))
-        self.registers = 24 if target.vector_bytes >= 64 else 10
+        self.registers = vector_registers(target)
         self.wide = min(VECTORS, -(-sizes.rows // self.lanes)) * self.lanes
         self.batch = groups_at(computation.ranges[:-1], 0)
         self.block = Range("block", -(-sizes.rows // self.wide))
@@ -171,41 +173,22 @@ class _Gradients:
         return units * UNIT - first
 
     def product(
-        self, name: str, counts: tuple[int, int], steps: Range,
-        factors: tuple[Callable[[Index, Index], Value], Callable[[Index, Index], Value]],
-        start: Callable[[Index, Index], Value], stored: Callable[[Index, Index, Value], Store],
+        self, name: str, counts: tuple[int, int], steps: Range, left: At, right: At,
+        start: At | None, stored: Callable[[Index, Index, Value], Store],
         bounds: tuple[Index | None, Index | None],
     ) -> Statement:  # fmt: skip
-        """Compute start(i, j) + the sum over steps of factors[0](i, step) * factors[1](step, j), of
-        which the second and the sums are vectors. counts: of i, and of elements along j. bounds: of
-        i and of steps."""
-        vectors = counts[1] // self.lanes
-        abreast = next(n for n in (4, 3, 2, 1) if vectors % n == 0 and 4 * n <= self.registers)
-        high = UNIT if UNIT * abreast <= self.registers else UNIT // 2
-        panel, group = (
-            Range(f"{name}_panel", counts[0] // high),
-            Range(f"{name}_group", vectors // abreast),
-        )
-        first, column = panel.index() * high, group.index() * (abreast * self.lanes)
-        numbers = [factors[0](first + i, steps.index()) for i in range(high)]
-        columns = [factors[1](steps.index(), column + j * self.lanes) for j in range(abreast)]
+        """Compute the products of a block; see `Panel.over`."""
+        vectors, least = counts[1] // self.lanes, UNIT // 2
+        highs = {n: highest(self.registers, n) for n in (4, 3, 2, 1) if vectors % n == 0}
+        abreast, most = next((n, high) for n, high in highs.items() if high >= least)
+        panel = Panel(self.sums, UNIT if most >= UNIT else least, abreast)
+        return panel.over(name, counts, steps, left, right, start, stored, bounds)
 
-        def place(i: int, j: int) -> tuple[Index, Index]:
-            return first + i, column + j * self.lanes
-
-        sums = Panel(self.sums, high, abreast)
-        body = [
-            *sums.computed(numbers, columns, lambda inside: Loop(steps, inside, bounds[1]),
-                           lambda i, j: start(*place(i, j))),
-            *(stored(*place(i, j), total) for i, j, total in sums.each()),
-        ]  # fmt: skip
-        return Loop(panel, (Loop(group, tuple(body)),), blocks(bounds[0], high))
-
-    def tile(self, memory: Memory) -> Callable[[Index, Index], Value]:
+    def tile(self, memory: Memory) -> At:
         """Return vectors of a tile: of a step, along rows."""
         return lambda step, row: load(memory, step * self.wide + row, lanes=self.lanes)
 
-    def element(self, source: Value, along: Range) -> Callable[[Index, Index], Value]:
+    def element(self, source: Value, along: Range) -> At:
         """Return elements of keys or values; zero beyond the last key."""
 
         def read(key: Index, step: Index) -> Value:
@@ -214,9 +197,6 @@ class _Gradients:
             return guard(found, outside) if self.sizes.keys < self.sizes.long else found
 
         return read
-
-    def zeros(self, *_: Index) -> Value:
-        return broadcast(const(0, float32), self.lanes)
 
     # ---- weights -------------------------------------------------------------------------------
 
@@ -227,7 +207,7 @@ class _Gradients:
         zero, one = const(0, float32), const(1, float32)
         scores = self.product(
             "score", (self.sizes.long, self.wide), Range("d", self.sizes.depth),
-            (self.element(self.key, self.axes.depth), self.tile(self.turned_queries)), self.zeros,
+            self.element(self.key, self.axes.depth), self.tile(self.turned_queries), None,
             lambda i, row, total: Store(self.weights, i * self.wide + row, total),
             (bound, None),
         )  # fmt: skip
@@ -322,8 +302,8 @@ class _Gradients:
 
             return self.product(
                 name, (count, pitch), Range(f"{name}_row", self.wide),
-                (lambda key, row: load(tile, (at + key) * self.wide + row),
-                 lambda row, column: load(rows, row * pitch + column, lanes=self.lanes)),
+                lambda key, row: load(tile, (at + key) * self.wide + row),
+                lambda row, column: load(rows, row * pitch + column, lanes=self.lanes),
                 lambda key, column: load(output, place(key, column), lanes=self.lanes),
                 lambda key, column, total: Store(output, place(key, column), total),
                 (bound, None),
@@ -336,12 +316,12 @@ class _Gradients:
 
         slopes = self.product(
             "slope", (count, self.wide), Range("e", sizes.columns),
-            (lambda i, step: elements[1](first + i, step), self.tile(self.turned_slants)),
-            self.zeros, slope, (bound, None),
+            lambda i, step: elements[1](first + i, step), self.tile(self.turned_slants),
+            None, slope, (bound, None),
         )  # fmt: skip
         of_query = self.product(
             "query", (round_up(sizes.depth, UNIT), self.wide), Range("k", count),
-            (key_of, self.tile(self.slopes)), self.tile(self.of_query),
+            key_of, self.tile(self.slopes), self.tile(self.of_query),
             lambda step, row, total: Store(self.of_query, step * self.wide + row, total),
             (None, bound),
         )  # fmt: skip

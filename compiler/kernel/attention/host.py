@@ -27,7 +27,9 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
-from ugpu.compiler.kernel.host.nest import Nest, Panel, blocks, filled
+from ugpu.compiler.kernel.host.nest import At, Nest, Panel, filled, round_up
+from ugpu.compiler.kernel.host.products.rates import highest
+from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
@@ -63,7 +65,7 @@ class _Blocked:
         self.parts = parts
         self.lanes = max(2, target.vector_bytes // float32.itemsize)
         self.wide = wide
-        most = 12 if target.vector_bytes >= 64 else 5
+        most = highest(vector_registers(target), VECTORS)
         self.key_panel = _panel(parts.keys.size, most)
         self.column_panel = _panel(parts.columns.size, most)
         self.key_panels = -(-min(KEYS, parts.keys.size) // self.key_panel)
@@ -74,10 +76,10 @@ class _Blocked:
         self.rows = self.nest.sides[0].walk("lane")
         self.lane = self.rows.last
         self.places = self.nest.batch | self.rows.places
-        depth, columns = parts.depth.size, -(-parts.columns.size // self.column_panel)
+        depth, columns = parts.depth.size, round_up(parts.columns.size, self.column_panel)
         self.turned = Memory("turned", float32, depth * self.wide, "local")
         self.scores = Memory("scores", float32, self.tall * self.wide, "local")
-        self.output = Memory("output", float32, columns * self.column_panel * self.wide, "local")
+        self.output = Memory("output", float32, columns * self.wide, "local")
         self.largest = Memory("largest", float32, self.wide, "local")
         self.before = Memory("before", float32, self.wide, "local")
         self.sums = [Memory(f"sum{i}", float32, self.wide, "local") for i in range(len(parts.sums))]
@@ -127,48 +129,28 @@ class _Blocked:
         """Return the statements for every row of the block."""
         return [self.rows.around(*make(self.rows.position))]
 
-    def panel(
-        self, factor: Callable[[int], Value], tile: Memory, at: Index, height: int, step: Range,
-        bound: Index | None, row: Callable[[int], Index], rescaled: bool,
-    ) -> list[Statement]:  # fmt: skip
-        """Compute totals[i] = (row i of a tile, rescaled, or 0) + sum over step of factor(i) *
-        tile[at], for `height` rows, and write them to the places row(i)."""
-        lanes = self.lanes
-        target = self.output if rescaled else self.scores
-        columns = [load(tile, at + v * lanes, lanes=lanes) for v in range(VECTORS)]
-        numbers = [factor(i) for i in range(height)]
+    def tile(self, memory: Memory) -> At:
+        """Return vectors of a tile: of a step, along rows."""
+        return lambda step, row: load(memory, step * self.wide + row, lanes=self.lanes)
 
-        def place(i: int, j: int) -> Index:
-            return row(i) + j * lanes
-
-        def start(i: int, j: int) -> Value:
-            scale = load(self.before, constant(j * lanes), lanes=lanes)
-            return binary("mul", load(target, place(i, j), lanes=lanes), scale)
-
-        totals = Panel(self.totals, height, VECTORS)
-        begin = start if rescaled else None
-        body = totals.computed(numbers, columns, lambda inside: Loop(step, inside, bound), begin)
-        return [*body, *totals.stored(target, place)]
+    def kept(self, memory: Memory) -> Callable[[Index, Index, Value], Store]:
+        """Return the stores of vectors of totals in a tile."""
+        return lambda step, row, total: Store(memory, step * self.wide + row, total)
 
     def multiply_keys(self) -> Statement:
         """Compute scores = keys * turned, panel by panel."""
-        parts, panel = self.parts, Range("panel", self.key_panels)
-        step = Range("d", parts.depth.size)
-        first = panel.index() * self.key_panel
+        parts, step = self.parts, Range("d", self.parts.depth.size)
 
-        def factor(i: int) -> Value:
-            key = self.first_key + first + i
-            found = self.value(
-                parts.right, {**self.places, parts.keys: key, parts.depth: step.index()}
-            )
-            outside = parts.keys.size % self.key_panel
-            return guard(found, at_least_zero(self.keys_left - first - i - 1)) if outside else found
+        def key(i: Index, depth: Index) -> Value:
+            places = {**self.places, parts.keys: self.first_key + i, parts.depth: depth}
+            inside = at_least_zero(self.keys_left - i - 1)
+            found = self.value(parts.right, places)
+            return guard(found, inside) if parts.keys.size % self.key_panel else found
 
-        body = self.panel(
-            factor, self.turned, step.index() * self.wide, self.key_panel, step, None,
-            lambda i: (first + i) * self.wide, False,
+        return Panel(self.totals, self.key_panel, VECTORS).over(
+            "key", (self.tall, self.wide), step, key, self.tile(self.turned), None,
+            self.kept(self.scores), (self.key_bound, None),
         )  # fmt: skip
-        return Loop(panel, tuple(body), blocks(self.key_bound, self.key_panel))
 
     def weigh(self) -> list[Statement]:
         """Turn scores into weights; rescale the running sums to the new maximum."""
@@ -219,24 +201,22 @@ class _Blocked:
 
     def multiply_values(self) -> Statement:
         """Compute output = output rescaled + values * weights, panel by panel."""
-        parts, step = self.parts, Range("key", self.tall)
-        panel = Range("panel", -(-parts.columns.size // self.column_panel))
-        first = panel.index() * self.column_panel
+        parts, high = self.parts, self.column_panel
+        columns = parts.columns.size
 
-        def factor(i: int) -> Value:
-            places = {**self.places, parts.keys: self.first_key + step.index()}
-            places[parts.columns] = first + i
-            found = self.value(parts.factor, places)
-            outside = parts.columns.size % self.column_panel
-            inside = at_least_zero(constant(parts.columns.size - 1 - i) - first)
-            return guard(found, inside) if outside else found
+        def number(i: Index, key: Index) -> Value:
+            places = {**self.places, parts.keys: self.first_key + key, parts.columns: i}
+            found, inside = self.value(parts.factor, places), at_least_zero(-i + (columns - 1))
+            return guard(found, inside) if columns % high else found
 
-        body = self.panel(
-            factor, self.scores, step.index() * self.wide, self.column_panel, step,
-            self.key_bound,
-            lambda i: (first + i) * self.wide, True,
+        def rescaled(i: Index, row: Index) -> Value:
+            scale = load(self.before, row, lanes=self.lanes)
+            return binary("mul", self.tile(self.output)(i, row), scale)
+
+        return Panel(self.totals, high, VECTORS).over(
+            "value", (round_up(columns, high), self.wide), Range("key", self.tall), number,
+            self.tile(self.scores), rescaled, self.kept(self.output), (None, self.key_bound),
         )  # fmt: skip
-        return Loop(panel, tuple(body))
 
     def finish(self, columns: Range) -> Statement:
         """Store the output's elements."""

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
-from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero
+from ugpu.compiler.expression.algebra import NEVER, Index, Range, Validity, at_least_zero
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
     broadcast,
-    const,
     load,
-    rebuild,
     substitute,
     value,
     walk,
 )
+from ugpu.compiler.kernel.host.sections import conditions_of, decided, holding
 from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
 
 
@@ -138,47 +138,22 @@ def _by_vectors(
 
 def _parted(image: Value, column: Range) -> _Line:
     """Separate a line's padding. With no padding, or several kinds, the line is all one part."""
-    low, high, others = 0, column.size, []
-    conditions = _conditions(image, column)
-    for condition in conditions:
-        step = condition.coefficient(column)
-        rest = condition - column.index() * step
-        if not step:
-            others.append(condition)
-        elif step > 0:
-            low = max(low, -(rest.constant // step))
-        else:
-            high = min(high, rest.constant // -step + 1)
-    inside, outside = (_where(image, conditions, hold) for hold in (True, False))
-    return _Line(inside, outside, low, high, tuple(others))
+    found = {conditions for node in walk(image) if (conditions := conditions_of(node))}
+    conditions = found.pop() if len(found) == 1 else ()
+    if not all(map(partial(_apart, column), conditions)):
+        conditions = ()
+    parts = [holding(each, column) for each in conditions]
+    low = max((start for start, _ in parts), default=0)
+    high = min((stop for _, stop in parts), default=column.size)
+    others = tuple(each for each in conditions if not each.coefficient(column))
+
+    def form(now: Validity) -> Value:
+        return decided(image, lambda each: now if each == conditions else each)
+
+    return _Line(form(()), form(NEVER), low, high, others)
 
 
-def _conditions(image: Value, column: Range) -> Validity:
-    """Return the conditions that decide between an image and its padding; () if there are none, or
-    several sets of them."""
-    found = {node.arg if node.op == "gate" else node.arg.conditions
-             for node in walk(image) if node.op in ("gate", "load")}  # fmt: skip
-    found.discard(())
-    conditions: Validity = found.pop() if len(found) == 1 else ()
-    apart = all(
-        each.linear(column) is not None
-        and (not (step := each.coefficient(column)) or (each - column.index() * step).is_constant)
-        for each in conditions
-    )
-    return conditions if apart else ()
-
-
-def _where(image: Value, conditions: Validity, hold: bool) -> Value:
-    """Return an image's values where its conditions hold, or where they do not."""
-
-    def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
-        if node.op == "gate" and node.arg == conditions:
-            return sources[0 if hold else 1]
-        if node.op == "load" and node.arg.conditions == conditions:
-            access = node.arg
-            return (
-                load(access.memory, access.index, (), node.lanes) if hold else const(0, node.dtype)
-            )
-        return None
-
-    return rebuild(image, change) if conditions else image
+def _apart(column: Range, condition: Index) -> bool:
+    """Return whether a condition depends on a column alone, or not at all."""
+    linear = condition.linear(column)
+    return linear is not None and (linear == (0,) or condition.ranges() <= {column})

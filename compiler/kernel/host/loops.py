@@ -5,31 +5,40 @@ A group is a chunk of work for one thread. The innermost loop runs over neighbou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from ugpu.compiler.expression.accumulate import advanced, combine, ended, identity, total_type
+from ugpu.compiler.expression.accumulate import advanced, ended, identity, total_type
 from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
-from ugpu.compiler.kernel.host.nest import Axis, Nest, Walk, in_vectors, nested
-from ugpu.compiler.kernel.host.rare import FLAG, find_rare
+from ugpu.compiler.kernel.host.nest import (
+    CHUNK,
+    COLUMNS,
+    LINE,
+    Axis,
+    Columns,
+    Nest,
+    Rows,
+    Streams,
+    Walk,
+    in_vectors,
+    nested,
+)
+from ugpu.compiler.kernel.host.rare import find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import kernel_of, result
 from ugpu.compiler.kernel.shared.spread import loads, runs_along
 from ugpu.hcq.state.target import TargetSpec
 
-CHUNK = 16384  # elements of work that justify a separate group
 STREAMS = 2  # long rows read concurrently: a processor fetches several places of memory at once
 MANY = 64  # results from which on there are enough for STREAMS
 STEPS = 8  # maximum steps of a reduction that columns take at once
 OPERATIONS = 64  # maximum operations of these steps together
-COLUMNS = 1024  # results of a row that a group accumulates side by side
-LINE = 64  # minimum of these
 ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
 ABREAST = 4  # elements of a row up to which LLVM's vectors hold elements of several rows
 ROWS = 3  # maximum size of a range whose steps all use the same elements of a row
@@ -50,27 +59,24 @@ def elementwise(
         return kernel_of(computation, (), (1, 1, 1), 1, assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     rare = find_rare(computation.value) if alone and last.size >= LINE else None
-    memories = () if rare is None else (FLAG,)
     if last.size >= most or not outer:
         nest = Nest(computation, outer, (last, min(most, last.size)))
         (side,) = nest.sides
-        return nest.kernel(_line(computation, nest.batch, side.steps, bool(memories)))
+        return nest.kernel(_line(computation, nest.batch, side.steps, rare is not None))
     counted = _counted(outer, last)
     between = outer[len(counted) :]
-    rows = max(1, most // (last.size * elements(between)))
-    grid, row, bound = rows_of(elements(counted), rows)
-    places = {**places_at(counted, row), **{each: each.index() for each in between}}
+    rows = Rows(computation, elements(counted), last.size * elements(between), most)
+    places = {**places_at(counted, rows.number), **{each: each.index() for each in between}}
     inner: list[Statement] = []
     for section, root in sections(computation.value, computation.ranges):
         part = replace(computation, value=root)
         start, stop = section.pop(last)
         count = partial(Axis(last).whole.line, count=stop - start, first=start)
         named = partial(_named, count, start)
-        loops = _line(part, places, named, bool(memories) and stop - start >= LINE)
+        loops = _line(part, places, named, rare is not None and stop - start >= LINE)
         where = substitute_all(inside(section), places)
         inner += [If(where, tuple(loops))] if where else loops
-    rows_loop = Loop(Range("r", rows), nested(between, *inner), bound)
-    return kernel_of(computation, memories, grid, 1, (rows_loop,))
+    return rows.kernel(nested(between, *inner))
 
 
 def _counted(outer: tuple[Range, ...], last: Range) -> tuple[Range, ...]:
@@ -120,85 +126,53 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     """Reduce one result after the other, or many side by side if that is memory's direction."""
     reduce = computation.reduction
     assert reduce is not None
-    over = reduce.arg[1]
-    ranges = computation.ranges
-    body = reduce.sources[0]
+    (operation, over), (body,) = reduce.arg, reduce.sources
+    ranges, size = computation.ranges, (chosen or Chunk(CHUNK)).size
+    alike: list[dict[Range, Index]] = [{}]  # rows of results that read the same elements
+    together: Columns | Streams
     if ranges and runs_along([body], ranges[-1], over[-1]):
-        columns = COLUMNS
-        if target.compute_units > 1 and elements(ranges[:-1]) < 2 * target.compute_units:
-            share = -(-ranges[-1].size // (2 * target.compute_units))
-            columns = min(columns, -(-share // LINE) * LINE)
-        columns = max(1, columns * (chosen or Chunk(CHUNK)).size // CHUNK)
-        return _side_by_side(computation, reduce, columns)
-    count = elements(ranges)
-    rows = max(1, (chosen or Chunk(CHUNK)).size // elements(over))
-    abreast = STREAMS if rows < STREAMS and count % STREAMS == 0 and count >= MANY else 1
-    grid, row, bound = rows_of(count // abreast, rows)
-    operation = reduce.arg[0]
+        shared = _shared(computation, body)
+        if shared is not None:
+            alike = [{shared: constant(row)} for row in range(shared.size)]
+        outer = [r for r in ranges[:-1] if r is not shared]
+        most = max(1, COLUMNS * size // CHUNK)
+        together = Columns(computation, outer, ranges[-1:], target.compute_units, most)
+        abreast, loops = _abreast(body, over[-1].size), nested
+    else:
+        count = elements(ranges)
+        two = size < STREAMS * elements(over) and count % STREAMS == 0 and count >= MANY
+        streams = STREAMS if two else 1
+        together = Streams(computation, ranges, elements(over), size, streams)
+        abreast, loops = 1, in_vectors
     kind = total_type(operation, reduce.dtype)
-    totals = Memory("total", kind, abreast, "register")
-    before: list[Statement] = []
-    steps: list[Statement] = []
-    after: list[Statement] = []
-    for stream in range(abreast):
-        places = places_at(ranges, row + stream * (count // abreast))
-        at = constant(stream)
-        here = load(totals, at)
-        before.append(Store(totals, at, identity(operation, kind)))
-        steps.append(Store(totals, at, advanced(operation, here, substitute(body, places))))
-        total = ended(operation, reduce.dtype, here)
-        after.append(result(computation, places, total, reduce))
-    loop = Loop(Range("r", rows), (*before, *in_vectors(over, *steps), *after), bound)
-    return kernel_of(computation, (totals,), grid, 1, (loop,))
+    totals = Memory("totals", kind, together.totals * len(alike), together.space)
 
+    def each(name: str, make: Callable[[Value, dict[Range, Index]], Store]) -> list[Statement]:
+        def of_row(at: Index, places: dict[Range, Index]) -> Iterator[Store]:
+            for row, more in enumerate(alike):
+                yield make(load(totals, at + row * together.totals), places | more)
 
-def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
-    operation, over = reduce.arg
-    body = reduce.sources[0]
-    last = computation.ranges[-1]
-    shared = _shared(computation, body)
-    outer = tuple(r for r in computation.ranges[:-1] if r is not shared)
-    rows = 1 if shared is None else shared.size
-    chunk = min(most, last.size)
-    nest = Nest(computation, outer, (last, chunk))
-    totals = Memory("totals", reduce.dtype, chunk * rows, "local")
-    Make = Callable[[Index, dict[Range, Index]], Store]
+        return together.each(name, of_row)
 
-    def columns(name: str, make: Make) -> Statement:
-        walk = nest.sides[0].steps(name)
-        stores = []
-        for row in range(rows):
-            at = {} if shared is None else {shared: constant(row)}
-            places = {**nest.batch, **walk.places, **at}
-            stores.append(make(walk.position + row * chunk, places))
-        return walk.around(*stores)
+    def clear(total: Value, _: dict[Range, Index]) -> Store:
+        return Store(totals, total.arg.index, identity(operation, kind))
 
-    def clear(at: Index, places: dict[Range, Index]) -> Store:
-        return Store(totals, at, identity(operation, reduce.dtype))
+    def add(steps: list[Index], total: Value, places: dict[Range, Index]) -> Store:
+        to = total.arg.index
+        for step in steps:
+            total = advanced(operation, total, substitute(body, places | {over[-1]: step}))
+        return Store(totals, to, total)
 
-    def gather(steps: list[Index]) -> Make:
-        def add(at: Index, places: dict[Range, Index]) -> Store:
-            total = load(totals, at)
-            for step in steps:
-                one = substitute(body, {**places, over[-1]: step})
-                total = combine(operation, total, one)
-            return Store(totals, at, total)
+    def finish(total: Value, places: dict[Range, Index]) -> Store:
+        return result(computation, places, ended(operation, reduce.dtype, total), reduce)
 
-        return add
-
-    def finish(at: Index, places: dict[Range, Index]) -> Store:
-        return result(computation, places, load(totals, at), reduce)
-
-    length = over[-1].size
-    abreast = _abreast(body, length)
-    block = Range("block", length // abreast)
+    count, rest = divmod(over[-1].size, abreast)
+    block = Range("block", count)
     whole = [block.index() * abreast + step for step in range(abreast)]
-    inside: tuple[Statement, ...] = (Loop(block, (columns("j1", gather(whole)),)),)
-    if length % abreast:
-        rest = [constant(step) for step in range(length - length % abreast, length)]
-        inside = (*inside, columns("j3", gather(rest)))
-    inside = nested(over[:-1], *inside)
-    return nest.kernel((columns("j0", clear), *inside, columns("j2", finish)))
+    last = [constant(count * abreast + step) for step in range(rest)]
+    inside = [*loops((block,), *each("j1", partial(add, whole)))]
+    inside += each("j3", partial(add, last)) if rest else []
+    return together.kernel([*each("j0", clear), *nested(over[:-1], *inside), *each("j2", finish)])
 
 
 def _shared(computation: Computation, body: Value) -> Range | None:

@@ -10,7 +10,7 @@ compiler.kernel.host); then totals are computed, in registers (`Panel`), then re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -26,7 +26,7 @@ from ugpu.compiler.expression.algebra import (
     flatten,
     unflatten,
 )
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
@@ -41,6 +41,9 @@ from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
 
 LONG = 16  # elements of a loop that LLVM takes in vectors; loops around it need not be unrolled
 UNROLLED = 256  # elements from which on LLVM does not unroll a loop completely
+CHUNK = 16384  # elements of work that justify a separate group
+COLUMNS = 1024  # totals that a group has side by side in local memory
+LINE = 64  # minimum of these
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,66 @@ class Nest:
         return kernel_of(self.computation, own, self.grid, 1, tuple(body))
 
 
+class Rows(Nest):
+    """Blocks of as many of `count` rows of `size` elements as make up a chunk. number: of a row."""
+
+    def __init__(self, computation: Computation, count: int, size: int, chunk: int = CHUNK) -> None:
+        super().__init__(computation, (), (Range("row", count), max(1, chunk // size)))
+        self._walk = self.sides[0].steps("r")
+        self.number = self._walk.places[self.sides[0].axis.main]
+
+    def kernel(self, body: Sequence[Statement]) -> Kernel:
+        return super().kernel((self._walk.around(*body),))
+
+
+Make = Callable[[Index, dict[Range, Index]], Iterable[Statement]]
+
+
+class Streams(Rows):
+    """Some rows at once, each with a total in a register: `abreast` neighbours, or as far apart as
+    possible."""
+
+    space = "register"
+
+    def __init__(
+        self, computation: Computation, ranges: Sequence[Range], size: int, chunk: int = CHUNK,
+        abreast: int = 1, neighbours: bool = False,
+    ) -> None:  # fmt: skip
+        count = elements(ranges) // abreast
+        super().__init__(computation, count, size, chunk)
+        self.totals = abreast
+        first, apart = (self.number * abreast, 1) if neighbours else (self.number, count)
+        self._places = [places_at(ranges, first + n * apart) for n in range(abreast)]
+
+    def each(self, name: str, make: Make) -> list[Statement]:
+        """Return the statements for every row, given the place of its total, and its own."""
+        rows = enumerate(self._places)
+        return [statement for n, places in rows for statement in make(constant(n), places)]
+
+
+class Columns(Nest):
+    """Rows side by side in memory at once, which LLVM takes in vectors: `most`, or fewer if all
+    units are to have some. Totals are in local memory."""
+
+    space = "local"
+
+    def __init__(
+        self, computation: Computation, outer: Sequence[Range], inner: Sequence[Range],
+        units: int, most: int = COLUMNS,
+    ) -> None:  # fmt: skip
+        count = elements(inner)
+        if units > 1 and elements(outer) < 2 * units:
+            most = min(most, round_up(-(-count // (2 * units)), LINE))
+        self.totals, self._inner = min(most, count), inner
+        super().__init__(computation, outer, (Range("column", count), self.totals))
+
+    def each(self, name: str, make: Make) -> list[Statement]:
+        """Return the same, as a loop whose counter has a name."""
+        walk = self.sides[0].steps(name)
+        at = walk.places[self.sides[0].axis.main]
+        return [walk.around(*make(walk.position, self.batch | places_at(self._inner, at)))]
+
+
 def _written(body: Sequence[Statement]) -> Iterator[Memory]:
     for statement in body:
         if isinstance(statement, Loop | If):
@@ -241,6 +304,9 @@ def rolled(statement: Statement) -> Statement:
     if isinstance(statement, Loop) and around:
         return dataclasses.replace(statement, body=body, rolled=True)
     return dataclasses.replace(statement, body=body)
+
+
+At = Callable[[Index, Index], Value]
 
 
 @dataclass(frozen=True)
@@ -282,6 +348,27 @@ class Panel:
         rows = [broadcast(row, lanes) if row.lanes == 1 else row for row in rows]
         for i, j, total in self.each():
             yield Store(self.totals, total.arg.index, product(rows[i], columns[j], total))
+
+    def over(
+        self, name: str, counts: tuple[int, int], steps: Range, left: At, right: At,
+        start: At | None, stored: Callable[[Index, Index, Value], Store],
+        bounds: tuple[Index | None, Index | None],
+    ) -> Statement:  # fmt: skip
+        """Return the loops over panels: start(i, j), or zero, with the sum over steps of left(i,
+        step) * right(step, j), is stored. counts: of i, and of elements along j, from which on
+        there are vectors; bounds: of i, and of steps."""
+        lanes, width = self.totals.lanes, self.width * self.totals.lanes
+        panel = Range(f"{name}_panel", counts[0] // self.height)
+        group = Range(f"{name}_group", counts[1] // width)
+        step, first, column = steps.index(), panel.index() * self.height, group.index() * width
+        rows = [left(first + i, step) for i in range(self.height)]
+        columns = [right(step, column + j * lanes) for j in range(self.width)]
+        begin = None if start is None else lambda i, j: start(first + i, column + j * lanes)
+        body = [
+            *self.computed(rows, columns, lambda inside: Loop(steps, inside, bounds[1]), begin),
+            *(stored(first + i, column + j * lanes, total) for i, j, total in self.each()),
+        ]
+        return Loop(panel, (Loop(group, tuple(body)),), blocks(bounds[0], self.height))
 
     def stored(self, memory: Memory, place: Callable[[int, int], Index]) -> list[Statement]:
         """Return the stores of all totals, each at its place of a memory."""

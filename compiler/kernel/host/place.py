@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ugpu.compiler.dtype import DType, bool_, int32, is_narrow
 from ugpu.compiler.expression.accumulate import identity
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
-from ugpu.compiler.expression.computation import Computation, elements, places_at
+from ugpu.compiler.expression.computation import Computation, places_at
 from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import (
     Memory,
@@ -31,9 +31,8 @@ from ugpu.compiler.expression.value import (
     substitute,
     value,
 )
-from ugpu.compiler.kernel.host.loops import CHUNK, rows_of
+from ugpu.compiler.kernel.host.nest import Rows
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
-from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.pattern.chain import Chain
 from ugpu.hcq.state.target import TargetSpec
 
@@ -115,9 +114,8 @@ class _Search:
         return -(-self.size // width) * (width + JOIN * self.lanes) + 2 * width
 
     def kernel(self) -> Kernel:
-        rows = max(1, CHUNK // self.size)
-        grid, row, bound = rows_of(elements(self.chain.outer), rows)
-        at = places_at(self.chain.outer, row)
+        rows = Rows(self.computation, self.chain.rows, self.size)
+        at = places_at(self.chain.outer, rows.number)
         total, first = self.chain.stages[1].total, load(self.first, ZERO)
 
         def change(node: Value, _: tuple[Value, ...]) -> Value | None:
@@ -129,19 +127,7 @@ class _Search:
         if self.dtype.is_float:
             body.append(self.first_not_a_number(at))
         body += [Store(to, position, each) for to, each in self.computation.results(result)]
-        memories = [
-            self.best,
-            self.total,
-            self.streams,
-            self.block,
-            self.at,
-            self.start,
-            self.first,
-        ]
-        if self.dtype.is_float:
-            memories.append(self.lost)
-        loop = Loop(Range("r", rows), tuple(body), bound)
-        return kernel_of(self.computation, tuple(memories), grid, 1, (loop,))
+        return rows.kernel(body)
 
     def element(self, at: Mapping[Range, Index], where: Index, lanes: int = 1) -> Value:
         access = substitute(self.place.row, {**at, self.place.along: where}).arg

@@ -12,9 +12,11 @@ zero.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import combine, identity, is_keyed, key, of_key
-from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
+from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import (
     Memory,
@@ -25,29 +27,23 @@ from ugpu.compiler.expression.value import (
     substitute,
     value,
 )
-from ugpu.compiler.kernel.host.loops import rows_of
-from ugpu.compiler.kernel.host.nest import Nest, Walk, round_up
-from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import kernel_of
+from ugpu.compiler.kernel.host.nest import Columns, Rows, Streams, round_up
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
 from ugpu.hcq.state.target import TargetSpec
 
-CHUNK = 16384  # elements that justify a separate group
 ABREAST = (4, 2)  # rows processed together: an addition takes four cycles, and two begin in each
-COLUMNS = 1024  # columns whose totals a group holds
-LINE = 64  # minimum of these
 LANES = 4  # minimum of a vector whose totals are doubled
 STRETCH = 1024  # elements after which a total of floats starts again; those of `doubled` at a time
 
 
 def lower(computation: Computation, target: TargetSpec) -> Kernel:
     """Lower a computation of running totals."""
-    if computation.ranges[-1] not in computation.value.arg[2]:
-        return _across(computation, target)
     parts = _Parts(computation)
     lanes = target.vector_bytes // parts.body.dtype.itemsize
-    if parts.doubles and LANES <= lanes < parts.along.size:
+    along_memory = parts.along == computation.ranges[-1]
+    if along_memory and parts.doubles and LANES <= lanes < parts.along.size:
         return _doubled(computation, parts, lanes)
-    return _along(computation, target)
+    return _carried(computation, parts, target)
 
 
 class _Parts:
@@ -70,51 +66,54 @@ class _Parts:
         self.based = bool(start) or self.stretch < self.along.size
         self.start = start[0] if start else self.identity
 
-    def next(self, total: Value, places: dict[Range, Index]) -> Value:
-        """Return the total with one more element."""
-        return combine(self.operation, total, substitute(self.body, places))
-
-    def result(self, total: Value, base: Value) -> Value:
-        """Return the stored value."""
-        return self.ended(combine(self.operation, base, total) if self.based else total)
-
     def ended(self, total: Value) -> Value:
         """Return the stored value of a total of all elements up to one."""
         return cast(of_key(total) if self.keyed else total, self.dtype)
 
 
-def _along(computation: Computation, target: TargetSpec) -> Kernel:
-    parts = _Parts(computation)
-    outer, size = computation.ranges[:-1], parts.along.size
-    count = elements(outer)
-    fitting = [n for n in ABREAST if count % n == 0 and count // n >= target.compute_units]
-    abreast = fitting[0] if fitting else 1
-    rows = max(1, CHUNK // (size * abreast))
-    grid, row, bound = rows_of(count // abreast, rows)
-    totals = Memory("total", parts.body.dtype, abreast, "register")
-    bases = Memory("base", parts.body.dtype, abreast, "register")
+def _carried(computation: Computation, parts: _Parts, target: TargetSpec) -> Kernel:
+    """Compute totals of some rows or columns, element by element."""
+    along, size = parts.along, parts.along.size
+    place = computation.ranges.index(along)
+    outer, inner = computation.ranges[:place], computation.ranges[place + 1 :]
+    together: Columns | Streams
+    if inner:
+        together = Columns(computation, outer, inner, target.compute_units)
+    else:
+        count, units = elements(outer), target.compute_units
+        fitting = (n for n in ABREAST if count % n == 0 and count // n >= units)
+        abreast = next(fitting, 1)
+        together = Streams(computation, outer, size * abreast, abreast=abreast, neighbours=True)
+    totals, bases = (
+        Memory(name, parts.body.dtype, together.totals, together.space)
+        for name in ("totals", "bases")
+    )
     stretch, step = Range("s", -(-size // parts.stretch)), Range("k", parts.stretch)
-    element = stretch.index() * parts.stretch + step.index()
-    first: list[Statement] = []
-    before: list[Statement] = []
-    steps: list[Statement] = []
-    after: list[Statement] = []
-    for stream in range(abreast):
-        at, number = constant(stream), row * abreast + stream
-        places = places_at(outer, number) | {parts.along: element}
-        total, base = load(totals, at), load(bases, at)
-        before.append(Store(totals, at, parts.identity))
-        steps.append(Store(totals, at, parts.next(total, places)))
-        found = parts.result(total, base)
-        steps.append(Store(computation.output, number * size + element, found))
-        if parts.based:
-            first.append(Store(bases, at, substitute(parts.start, places)))
-            after.append(Store(bases, at, combine(parts.operation, base, total)))
-    left = constant(size) - stretch.index() * parts.stretch
-    inner = Loop(step, tuple(steps), left)
-    body = (*first, Loop(stretch, (*before, inner, *after)))
-    memories = (totals, bases) if parts.based else (totals,)
-    return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), body, bound),))
+    first = stretch.index() * parts.stretch
+    Places = dict[Range, Index]
+
+    def begin(at: Index, places: Places) -> Iterator[Statement]:
+        yield Store(bases, at, substitute(parts.start, places))
+
+    def clear(at: Index, _: Places) -> Iterator[Statement]:
+        yield Store(totals, at, parts.identity)
+
+    def add(at: Index, places: Places) -> Iterator[Statement]:
+        here = places | {along: first + step.index()}
+        element, total = substitute(parts.body, here), load(totals, at)
+        yield Store(totals, at, combine(parts.operation, total, element))
+        total = combine(parts.operation, load(bases, at), total) if parts.based else total
+        yield Store(computation.output, computation.position.substitute(here), parts.ended(total))
+
+    def restart(at: Index, _: Places) -> Iterator[Statement]:
+        yield Store(bases, at, combine(parts.operation, load(bases, at), load(totals, at)))
+
+    steps = Loop(step, tuple(together.each("j", add)), constant(size) - first)
+    body = [*together.each("j0", clear), steps]
+    if not parts.based:
+        return together.kernel((Loop(stretch, tuple(body)),))
+    body += together.each("j2", restart)
+    return together.kernel((*together.each("j1", begin), Loop(stretch, tuple(body))))
 
 
 def _doubled(computation: Computation, parts: _Parts, lanes: int) -> Kernel:
@@ -122,8 +121,8 @@ def _doubled(computation: Computation, parts: _Parts, lanes: int) -> Kernel:
     depends on them."""
     outer, size, dtype = computation.ranges[:-1], parts.along.size, parts.body.dtype
     block = min(STRETCH, round_up(size, lanes))
-    rows = max(1, CHUNK // size)
-    grid, row, bound = rows_of(elements(outer), rows)
+    nest = Rows(computation, elements(outer), size)
+    row = nest.number
     totals = Memory("totals", dtype, block, "local")
     held, carried = (Memory(name, dtype, 1, "register", lanes) for name in ("held", "carried"))
     zero, stretch = constant(0), Range("s", -(-size // block))
@@ -157,54 +156,4 @@ def _doubled(computation: Computation, parts: _Parts, lanes: int) -> Kernel:
         Loop(given, (Store(computation.output, to, found),), left),
     )
     start = broadcast(substitute(parts.start, places_at(outer, row)), lanes)
-    body = (Store(carried, zero, start), Loop(stretch, loops))
-    memories = (totals, held, carried)
-    return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), body, bound),))
-
-
-def _across(computation: Computation, target: TargetSpec) -> Kernel:
-    parts = _Parts(computation)
-    along, size = parts.along, parts.along.size
-    place = computation.ranges.index(along)
-    outer, inner = computation.ranges[:place], computation.ranges[place + 1 :]
-    rows, columns = elements(outer), elements(inner)
-    chunk = min(COLUMNS, columns)
-    if rows < 2 * target.compute_units:
-        share = -(-columns // (2 * target.compute_units))
-        chunk = min(chunk, -(-share // LINE) * LINE)
-    nest = Nest(computation, outer, (Range("column", columns), chunk))
-    row, (side,) = group_range(1, rows).index(), nest.sides
-    totals = Memory("totals", parts.body.dtype, chunk, "local")
-    bases = Memory("bases", parts.body.dtype, chunk, "local")
-    stretch, step = Range("s", -(-size // parts.stretch)), Range("k", parts.stretch)
-    element = stretch.index() * parts.stretch + step.index()
-
-    def each(name: str, memory: Memory, result: Value | None = None) -> Statement:
-        """Set all of a memory: to the identity, or to the base with the total added."""
-        walk = side.steps(name)
-        at = walk.position
-        if result is None:
-            result = combine(parts.operation, load(bases, at), load(totals, at))
-        return walk.around(Store(memory, at, result))
-
-    def places(walk: Walk) -> dict[Range, Index]:
-        column = walk.places[side.axis.main]
-        return nest.batch | places_at(inner, column) | {along: element}
-
-    walk = side.steps("j")
-    at = walk.position
-    total = parts.next(load(totals, at), places(walk))
-    to = flatten((row, element, walk.places[side.axis.main]), (rows, size, columns))
-    left = constant(size) - stretch.index() * parts.stretch
-    added = walk.around(
-        Store(computation.output, to, parts.result(total, load(bases, at))),
-        Store(totals, at, total),
-    )
-    steps = Loop(step, (added,), left)
-    clear = each("j0", totals, parts.identity)
-    if not parts.based:
-        return nest.kernel((clear, Loop(stretch, (steps,))))
-    walk = side.steps("j1")
-    first = walk.around(Store(bases, walk.position, substitute(parts.start, places(walk))))
-    body = (first, Loop(stretch, (clear, steps, each("j2", bases))))
-    return nest.kernel(body)
+    return nest.kernel((Store(carried, zero, start), Loop(stretch, loops)))

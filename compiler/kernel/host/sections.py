@@ -8,7 +8,7 @@ LLVM vectorises a loop whose loads have no conditions; it does not divide one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, product
 from math import prod
 
@@ -36,14 +36,10 @@ def sections(root: Value, ranges: Sequence[Range]) -> list[tuple[Sections, Value
     count = 0
     for node in walk(root):
         count += 1
-        for condition in _conditions(node):
+        for condition in conditions_of(node):
             (each, *others) = condition.ranges() or (None,)
-            if others or each not in cuts or condition.linear(each) is None:
-                continue
-            step, first = condition.coefficient(each), condition.constant
-            if step:
-                edge = -(first // step) if step > 0 else first // -step + 1
-                cuts[each].add(min(max(edge, 0), each.size))
+            if not others and each in cuts and condition.linear(each) is not None:
+                cuts[each] |= set(holding(condition, each))
     parts = [list(pairwise(sorted(edges))) for edges in cuts.values()]
     longest = max(stop - start for start, stop in parts[-1])
     if longest < LONG or count * prod(map(len, parts)) > MOST:
@@ -60,9 +56,19 @@ def sections(root: Value, ranges: Sequence[Range]) -> list[tuple[Sections, Value
     return found
 
 
+def holding(condition: Index, along: Range) -> tuple[int, int]:
+    """Return the first place along a range where a condition holds that depends on it alone, and
+    the one after the last."""
+    step, first = condition.coefficient(along), condition.constant
+    if not step:
+        return 0, along.size
+    edge = -(first // step) if step > 0 else first // -step + 1
+    edge = min(max(edge, 0), along.size)
+    return (edge, along.size) if step > 0 else (0, edge)
+
+
 def _decided(root: Value, section: Mapping[Range, tuple[int, int]]) -> Value:
-    """Return a value's form in a section: without the conditions that hold there, and without what
-    others choose."""
+    """Return a value's form in a section."""
     places = {
         each: Range(f"{each.name}_in", stop - start).index() + start
         for each, (start, stop) in section.items()
@@ -74,6 +80,13 @@ def _decided(root: Value, section: Mapping[Range, tuple[int, int]]) -> Value:
             now = substitute_all((condition,), places)
             kept = both(kept, now if now in ((), NEVER) else (condition,))
         return kept
+
+    return decided(root, left)
+
+
+def decided(root: Value, left: Callable[[Validity], Validity]) -> Value:
+    """Return a value with what is `left` of each set of conditions: without those that hold, and
+    without what others choose."""
 
     def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
         if node.op == "gate":
@@ -96,9 +109,11 @@ def inside(section: Mapping[Range, tuple[int, int]]) -> Validity:
     return conditions
 
 
-def _conditions(node: Value) -> Iterator[Index]:
-    """Yield the conditions of a value alone."""
+def conditions_of(node: Value) -> Validity:
+    """Return the conditions of a value alone."""
+    conditions: Validity = ()
     if node.op == "gate":
-        yield from node.arg
+        conditions = node.arg
     elif node.op == "load":
-        yield from node.arg.conditions
+        conditions = node.arg.conditions
+    return conditions

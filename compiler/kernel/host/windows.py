@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from ugpu.compiler.dtype import bool_
@@ -46,6 +47,7 @@ from ugpu.compiler.expression.value import (
 from ugpu.compiler.kernel.host.lines import chunks, copied, first_inside, padding
 from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, filled, nested, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
+from ugpu.compiler.kernel.host.products.rates import SPARE, rates_of
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
@@ -55,10 +57,9 @@ from ugpu.compiler.pattern.contraction import ranges_of
 from ugpu.hcq.state.target import TargetSpec
 
 GROUPS = 4  # minimum groups for each thread
-TALL, MOST = 2, 4  # rows of a block: totals that registers have room for; more gain nothing
-SPARE = 4  # registers that do not hold weights
+MOST = 4  # rows of a block: as many totals as an addition takes cycles; more gain nothing
 WHOLE = 64  # elements: whole vectors, as many as loops take at once
-STAGED = 16 << 10  # approximate image bytes that a group holds: half of a first-level cache
+STAGED = 16 << 10  # approximate image bytes that a group holds; more take longer in any cache
 
 
 @dataclass(frozen=True)
@@ -184,14 +185,24 @@ class _Windows:
         lanes = 1 if dtype is bool_ else target.vector_bytes // dtype.itemsize
         self.block = round_up(self.rows.count * self.size, WHOLE)
         self.totals = Memory("totals", dtype, self.block + self.size + lanes, "local")
-        free = vector_registers(target) - SPARE - elements(window.reduce.arg[1])
-        most = max(TALL, min(free, MOST))
-        tall = max(n for n in range(1, most + 1) if self.rows.count % n == 0)
+        even = [n for n in range(1, MOST + 1) if self.rows.count % n == 0]
+        tall = min(even, key=partial(self.cost, target))
         width, self.line_places = chunks(0, self.size, lanes)
         if self.size < lanes:
             width, self.line_places = 1 << (self.size - 1).bit_length(), [0]
         self.registers = Memory("lines", dtype, tall, "register", width)
         self.in_place = self.stores(constant(0), 1, constant(0)) is not None
+
+    def cost(self, target: TargetSpec, rows: int) -> float:
+        """Return the cost of a row of vectors of totals, of which so many are computed at once. A
+        total waits for the one before; vectors of the stage begin anywhere in a line of cache."""
+        window, places = self.window, elements(self.window.reduce.arg[1])
+        lines = ((rows - 1) * window.stride + self.tall) * self.summed
+        loads = lines * window.across.size * (1 + target.vector_bytes / LINE)
+        held = places if window.weight is not None else 0
+        if rows + held + SPARE > vector_registers(target):
+            loads += rows * places
+        return rates_of(target).step(max(rows, MOST) * places, loads) / rows
 
     def line_starts(self) -> list[int]:
         """Return for each phase of columns where a line begins, so that what is not padding begins

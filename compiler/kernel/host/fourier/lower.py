@@ -33,13 +33,11 @@ from ugpu.compiler.kernel.host.fourier.butterflies import (
     turned,
 )
 from ugpu.compiler.kernel.host.fourier.turns import factors
-from ugpu.compiler.kernel.host.loops import rows_of
+from ugpu.compiler.kernel.host.nest import Rows
 from ugpu.compiler.kernel.host.products.packing import transpose
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
-from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
-CHUNK = 16384  # elements that justify a separate group
 INNER = {16: 4, 12: 4, 10: 5, 9: 3, 8: 4, 6: 3}  # the inner factor of a radix that is a product
 
 
@@ -68,8 +66,8 @@ class _Transform:
         together = self.signals.inner if self.across else self.signals.count
         blocks = -(-together // lanes)
         total = blocks * (self.signals.count if self.across else 1)
-        self.blocks = max(1, CHUNK // (self.signals.size * lanes))
-        self.grid, number, self.bound = rows_of(total, self.blocks)
+        self.vectors = Rows(computation, total, self.signals.size * lanes)
+        number = self.vectors.number
         self.row: Index | None = number // blocks if self.across else None
         block = number % blocks if self.across else number
         self.rows = Abreast(together, lanes, block * lanes)
@@ -77,13 +75,12 @@ class _Transform:
     def kernel(self) -> Kernel:
         steps: list[Statement] = self.rows.whole(self._taken(), self._taken_apart())
         if self.signals.real == "back":
-            steps += self._joined()
+            steps += self._mirrored(1)
         self._passes(steps)
         if self.signals.real == "forward":
-            steps += self._parted()
+            steps += self._mirrored(-1)
         steps += self.rows.whole(self._given(), self._given_apart())
-        loop = Loop(Range("r", self.blocks), tuple(steps), self.bound)
-        return kernel_of(self.computation, (self.ping, self.pong, self.held), self.grid, 1, (loop,))
+        return self.vectors.kernel(steps)
 
     # ---- between the arrays and the vectors ----------------------------------------------------
 
@@ -274,41 +271,30 @@ class _Transform:
             count += left * (radix - 1) if left > 1 else 0
         return count
 
-    def _parted(self) -> list[Statement]:
-        """From the transform of pairs to that of the numbers, from both ends to the middle."""
+    def _mirrored(self, sign: int) -> list[Statement]:
+        """From the transform of pairs to that of the numbers, or with sign 1 back, times two: from
+        both ends to the middle."""
         size = self.signals.size
         zero, end = self._get(self.ping, constant(0)), constant(size)
+        last = zero[1] if sign < 0 else self._get(self.ping, end)[0]
+        both = binary("add", zero[0], last), binary("sub", zero[0], last)
         nothing = number(zero[0], 0.0)
-        ends = [*self._put(self.pong, constant(0), (binary("add", *zero), nothing)),
-                *self._put(self.pong, end, (binary("sub", *zero), nothing))]  # fmt: skip
-        k = self.rows.range(size // 2)
-        low, high = k.index() + 1, constant(size - 1) - k.index()
-        one, other = self._get(self.ping, low), self._get(self.ping, high)
-        other = other[0], negative(other[1])
-        even = scaled(add(one, other), 0.5)
-        odd = scaled(quarter(sub(one, other), -1), 0.5)
-        turned_odd = times(odd, self._turn(low + self._first_turn, -1))
-        last = sub(even, turned_odd)
-        steps = [*self._put(self.pong, low, add(even, turned_odd)),
-                 *self._put(self.pong, high, (last[0], negative(last[1])))]  # fmt: skip
+        starts = [(constant(0), both)]
+        if sign < 0:
+            starts = [(constant(0), (both[0], nothing)), (end, (both[1], nothing))]
+        steps = [store for place, each in starts for store in self._put(self.pong, place, each)]
+        if size > 1:
+            k = self.rows.range(size // 2)
+            low, high = k.index() + 1, constant(size - 1) - k.index()
+            one, other = self._get(self.ping, low), self._get(self.ping, high)
+            other = other[0], negative(other[1])
+            turn = self._turn(low + self._first_turn, sign)
+            even, odd = add(one, other), quarter(times(sub(one, other), turn), sign)
+            if sign < 0:
+                even, odd = scaled(even, 0.5), scaled(odd, 0.5)
+            mirror = sub(even, odd)
+            body = [*self._put(self.pong, low, add(even, odd)),
+                    *self._put(self.pong, high, (mirror[0], negative(mirror[1])))]  # fmt: skip
+            steps.append(Loop(k, tuple(body), rolled=True))
         self.ping, self.pong = self.pong, self.ping
-        return [*ends, Loop(k, tuple(steps), rolled=True)] if size > 1 else ends
-
-    def _joined(self) -> list[Statement]:
-        """The inverse of that, times two."""
-        size = self.signals.size
-        zero, end = self._get(self.ping, constant(0))[0], self._get(self.ping, constant(size))[0]
-        first = self._put(
-            self.pong, constant(0), (binary("add", zero, end), binary("sub", zero, end))
-        )
-        k = self.rows.range(size // 2)
-        low, high = k.index() + 1, constant(size - 1) - k.index()
-        one, other = self._get(self.ping, low), self._get(self.ping, high)
-        other = other[0], negative(other[1])
-        even = add(one, other)
-        odd = quarter(times(sub(one, other), self._turn(low + self._first_turn, 1)), 1)
-        last = sub(even, odd)
-        steps = [*self._put(self.pong, low, add(even, odd)),
-                 *self._put(self.pong, high, (last[0], negative(last[1])))]  # fmt: skip
-        self.ping, self.pong = self.pong, self.ping
-        return [*first, Loop(k, tuple(steps), rolled=True)]
+        return steps

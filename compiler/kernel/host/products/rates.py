@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ugpu.compiler.kernel.host.nest import share
 from ugpu.hcq.state.target import TargetSpec
 
+BEGIN = 0.3  # cost of beginning a step of a panel
+WIDEST = 4  # vectors of a panel
+SPARE = 2  # registers that hold neither totals nor a row
 L3_BYTES = 20  # bytes a cycle that a core reads from memory or L3 and writes to a nearer level
 
 
@@ -71,6 +75,46 @@ class Rates:
     tile: float = 1 / 16
     first: int = 32 << 10
     second: int = 1 << 20
+
+    @property
+    def left_bytes(self) -> int:
+        """Maximum bytes of a packed left slice, which stays in the second-level cache."""
+        return self.second // 4
+
+    @property
+    def direct_bytes(self) -> int:
+        """Bytes of a left slice that is not packed."""
+        return self.second * 11 // 32
+
+    @property
+    def right_bytes(self) -> int:
+        """Bytes of a packed right slice; it is read in order, at worst from the third level."""
+        return self.second * 9 // 16
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.second * 3 // 8
+
+    def step(self, multiplies: float, loads: float) -> float:
+        """Return the cost of a step of a panel of totals: its multiplications, or the loads that
+        they need if these take longer, and what begins it."""
+        return max(multiplies, self.load * loads) + BEGIN
+
+    def panel(self, registers: int, rows: int, vectors: int, most: int) -> tuple[int, int]:
+        """Return the height and the vectors of the cheapest panels of totals for so many rows and
+        vectors. most: rows of a panel."""
+        shapes = []
+        for wide in range(1, min(WIDEST, vectors) + 1):
+            high = share(rows, min(highest(registers, wide), most))
+            count = -(-rows // high) * -(-vectors // wide)
+            shapes.append((count * self.step(high * wide, high + wide), high, wide))
+        _, high, wide = min(shapes)
+        return high, wide
+
+
+def highest(registers: int, vectors: int) -> int:
+    """Return the most rows of totals that registers hold beside a row of so many vectors."""
+    return (registers - SPARE - vectors) // vectors
 
 
 DEFAULT = Rates()  # Zen 4's

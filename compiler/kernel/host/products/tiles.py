@@ -12,7 +12,7 @@ from functools import partial
 
 from ugpu.compiler.kernel.choices import Tile
 from ugpu.compiler.kernel.host.nest import Axis
-from ugpu.compiler.kernel.host.products.rates import DEFAULT, Rates
+from ugpu.compiler.kernel.host.products.rates import BEGIN, DEFAULT, WIDEST, Rates, highest
 from ugpu.hcq.state.target import TargetSpec
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
@@ -52,25 +52,6 @@ class Problem:
     in_lines: bool = False
     mirrored: bool = False
     by_panels: bool = False
-
-    @property
-    def left_bytes(self) -> int:
-        """Maximum bytes of a packed left slice, which stays in the second-level cache."""
-        return self.rates.second // 4
-
-    @property
-    def direct_bytes(self) -> int:
-        """Bytes of a left slice that is not packed."""
-        return self.rates.second * 11 // 32
-
-    @property
-    def right_bytes(self) -> int:
-        """Bytes of a packed right slice; it is read in order, at worst from the third level."""
-        return self.rates.second * 9 // 16
-
-    @property
-    def tile_bytes(self) -> int:
-        return self.rates.second * 3 // 8
 
     def apart(self, tile: Tile) -> int:
         """Return the number of last columns that are computed without panels, which are complete
@@ -157,12 +138,12 @@ class Problem:
     def fits(self, tile: Tile) -> bool:
         """Return whether a tile's memories fit the caches for which they are intended, and a
         panel's totals the registers."""
-        if self.panel is None and tile.vectors * (tile.height + 1) + 2 > self.registers:
+        if self.panel is None and tile.height > highest(self.registers, tile.vectors):
             return False
         tall = _ceil(tile.rows * self.rows.unit, tile.height) * tile.height
         wide = self.wide(tile)
         slice_bytes = self.slice_steps * self.itemsize
-        direct = self.in_memory(tile)
+        rates, direct = self.rates, self.in_memory(tile)
         alone = tile.columns >= self.columns.main.size and wide == tile.vectors * self.lanes
         # each element is read once, or one panel at a time is packed
         once = (direct and alone) or self.panel is not None
@@ -170,10 +151,10 @@ class Problem:
             (
                 once
                 or self.again(tile)
-                or tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes)
+                or tall * slice_bytes <= (rates.direct_bytes if direct else rates.left_bytes)
             )
-            and (self.in_place(tile) or wide * slice_bytes <= self.right_bytes)
-            and (self.by_panels or tall * wide * self.itemsize <= self.tile_bytes)
+            and (self.in_place(tile) or wide * slice_bytes <= rates.right_bytes)
+            and (self.by_panels or tall * wide * self.itemsize <= rates.tile_bytes)
         )
 
     def panels(self) -> Iterator[tuple[int, int]]:
@@ -183,9 +164,9 @@ class Problem:
         if self.panel is not None:
             yield self.panel
             return
-        for vectors in (1, 2, 3, 4):
+        for vectors in range(1, WIDEST + 1):
             least = min(4, self.rows.size)
-            heights = range(least, (self.registers - 2 - vectors) // vectors + 1)
+            heights = range(least, highest(self.registers, vectors) + 1)
             alone = self.columns.size <= vectors * self.lanes + (FEW if self.by_dots else 0)
             in_place = range(least, min(heights.stop, self.direct_height + 1 if alone else 0))
             width = vectors * self.lanes
@@ -207,12 +188,12 @@ class Problem:
         loads, multiplies = height + vectors, height * vectors
         if self.panel is not None:
             return self.rates.tile * multiplies
-        cost = max(multiplies, self.rates.load * loads)
+        cost = self.rates.step(multiplies, loads)
         panel = self.slice_steps * vectors * self.lanes * self.itemsize
         if panel > self.rates.first:
             fetched = self.rates.load * loads + self.rates.spill * vectors
-            cost = max(cost, multiplies + fetched - HIDDEN * multiplies)
-        return cost + 0.1 * loads + 0.3
+            cost = max(cost, multiplies + fetched - HIDDEN * multiplies + BEGIN)
+        return cost + 0.1 * loads
 
     def panels_cost(self, height: int, vectors: int) -> float:
         """Return the cost of a step of all panels of rows."""

@@ -131,15 +131,17 @@ class _Convolution:
         self.wide, tall = -(-tiled.column.size // self.tile), -(-tiled.row.size // self.tile)
         depth, out = tiled.channel.size, tiled.out.size
         batch = [r for r in computation.ranges if r not in (tiled.out, tiled.row, tiled.column)]
-        room = target.caches.second * 9 // 16 // (PLACES * depth * float32.itemsize)
-        count = share(tall, max(1, room // self.wide))
+        rates, each = rates_of(target), PLACES * depth * float32.itemsize  # of a tile, or a row
+        count = share(tall, max(1, rates.right_bytes // each // self.wide))
         groups = -(-tall // count) * elements(batch)
         parts = min(-(-target.compute_units // groups), -(-out // self.lanes))
         tiles = Range("tile_row", tall)
         self.nest = Nest(computation, batch, (tiles, count), (tiled.out, -(-out // parts)))
         self.tiles, self.outs = self.nest.sides
         self.across = round_up(count * self.wide, self.lanes)  # elements of a row of tiles
-        self.height, self.vectors = self.panel(target)
+        registers, vectors = vector_registers(target), self.across // self.lanes
+        least = max(LEAST, rates.left_bytes // each)
+        self.height, self.vectors = rates.panel(registers, self.outs.count, vectors, least)
         self.pitch = round_up(depth, self.lanes) | APART
         self.plane = (count + 1) * self.wide
         self.stage = self.memory("stage", AROUND * self.tile * self.plane + self.across)
@@ -156,23 +158,6 @@ class _Convolution:
     @staticmethod
     def memory(name: str, count: int) -> Memory:
         return Memory(name, float32, count, "local")
-
-    def panel(self, target: TargetSpec) -> tuple[int, int]:
-        """Return the height and the vectors of a panel of totals: of those that fit the registers
-        the cheapest, whose weights have at most a quarter of the second-level cache."""
-        rates, registers = rates_of(target), vector_registers(target)
-        width = PLACES * self.parts.channel.size * float32.itemsize
-        room = max(LEAST, rates.second // 4 // width)
-        blocks = self.across // self.lanes
-        sizes = []
-        for vectors in range(1, min(4, blocks) + 1):
-            most = min((registers - 2 - vectors) // vectors, room)
-            height = share(self.outs.count, most)
-            step = max(height * vectors, rates.load * (height + vectors)) + 0.3
-            panels = -(-self.outs.count // height) * -(-blocks // vectors)
-            sizes.append((panels * step, height, vectors))
-        _, height, vectors = min(sizes)
-        return height, vectors
 
     def kernel(self) -> Kernel:
         channel = Range("channel", self.parts.channel.size)
