@@ -176,6 +176,8 @@ class Values(Lines):
             return self._dot2(sources, kind)
         if op == "dot4":
             return self._dot4(sources, kind)
+        if op == "narrow":
+            return self._narrow(sources[0])
         if op == "matrix":
             return matrix_product(self, node.arg, *sources)
         if op == "exchange":
@@ -221,6 +223,12 @@ class Values(Lines):
         wide = "<64 x i8>"
         arguments = [(kind, sources[2]), (wide, sources[0]), (wide, sources[1])]
         return self.call("llvm.x86.avx512.vpdpbusd.512", kind, arguments)
+
+    def _narrow(self, text: str) -> str:
+        """VCVTNEPS2BF16 (LLVM IntrinsicsX86.td, int_x86_avx512bf16_cvtneps2bf16_512)."""
+        name, wide = "llvm.x86.avx512bf16.cvtneps2bf16.512", "<16 x bfloat>"
+        result = self.call(name, wide, [("<16 x float>", text)])
+        return self.new(f"bitcast {wide} {result} to <16 x i16>")
 
     def _vector(self, node: Value, sources: list[str], kind: str) -> str:
         scalar = element_type(node.dtype)

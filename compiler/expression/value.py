@@ -79,6 +79,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "fma": (3, "float"),
     "dot2": (3, "dot2"),  # total + a0 * b0 + a1 * b1 for neighbouring pairs of bfloat16
     "dot4": (3, "dot4"),  # total + a0 * b0 + .. + a3 * b3: neighbouring bytes, of a unsigned
+    "narrow": (1, "narrow"),  # float32 that are not denormal (these become 0) to bfloat16, as cast
     "exchange": (1, "same"),  # arg: a power of two; the value of the wave's lane number xor arg
     "matrix": (3, "matrix"),  # arg: a unit of matrix_units; the wave's left x right + total
     "matrices": (0, "free"),  # arg: (Load, turned); four 8 x 16-byte matrices, spread over a wave

@@ -71,8 +71,9 @@ class TileStep:
     64 bytes.
 
     operation: "zero"; "load" and "store", with rows `pitch` elements of a local memory apart, the
-    first at `index`; "multiply", which adds to a tile of float32 the product of two tiles of
-    bfloat16, `factors`: the right one has two steps of the depth side by side.
+    first at `index`; "multiply", which adds to a tile of float32 or int32 the product of two tiles,
+    `factors`: a row of the right one has for each of 16 columns as many steps of the depth side by
+    side as 4 bytes take. kind: types of total and factors, by TILE_PRODUCTS.
     """
 
     operation: str
@@ -81,9 +82,11 @@ class TileStep:
     index: Index | None = None
     pitch: int = 0
     factors: tuple[int, int] = (0, 0)
+    kind: str = ""
 
 
 TILES, TILE_ROWS, TILE_BYTES = 8, 16, 64  # tile registers, their rows, bytes of a row
+TILE_PRODUCTS = ("bf16ps", "bssd", "bsud", "busd", "buud")  # left and right bytes: signed or not
 
 
 @dataclass(frozen=True)

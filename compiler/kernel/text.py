@@ -95,7 +95,7 @@ def _tile_text(step: TileStep) -> str:
         return f"tile{step.tile} = 0"
     if step.operation == "multiply":
         left, right = step.factors
-        return f"tile{step.tile} += tile{left} x tile{right}"
+        return f"tile{step.tile} += tile{left} x tile{right}, {step.kind}"
     assert step.memory is not None
     place = f"{step.memory.name}[{step.index} by {step.pitch}]"
     return (

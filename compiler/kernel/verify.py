@@ -24,6 +24,7 @@ from ugpu.compiler.expression.value import OPS, Load, Memory, Value, unseen, wal
 from ugpu.compiler.kernel.ir import (
     TILE_BYTES,
     TILE_ROWS,
+    TILE_PRODUCTS,
     TILES,
     Await,
     Barrier,
@@ -45,7 +46,7 @@ from ugpu.compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
 
 UNLOWERED = frozenset(("reduce", "along", "function", "number", "results"))
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
-               "shuffle", "dot2", "dot4", "matrix", "exchange", "matrices")  # fmt: skip
+               "shuffle", "dot2", "dot4", "narrow", "matrix", "exchange", "matrices")  # fmt: skip
 WHOLE_WAVES = ("matrix", "exchange", "matrices")  # operations of all threads of a wave together
 GROUP = 128  # threads that share a GroupProduct
 EVERY, GROUPS, SOME = 2, 1, 0  # which threads reach a statement together: all, whole groups
@@ -183,6 +184,7 @@ class _Checker:
     def tile(self, step: TileStep, bound: dict[str, int]) -> None:
         tiles = (step.tile, *(step.factors if step.operation == "multiply" else ()))
         known = step.operation in ("zero", "load", "store", "multiply")
+        known = known and (step.kind in TILE_PRODUCTS) == (step.operation == "multiply")
         _require(known and all(0 <= tile < TILES for tile in tiles), "a step of tiles", step)
         if step.operation in ("load", "store"):
             assert step.memory is not None and step.index is not None, step
@@ -356,6 +358,9 @@ class _Checker:
             _require([*lanes, node.lanes] == [64, 64, 16, 16], "lanes of products of quads", node)
             alike = kinds == [uint8, int8, int32] and node.dtype is int32
             _require(alike, "types of products of quads", node)
+        elif rule == "narrow":
+            alike = kinds[0] is float32 and node.dtype is bfloat16 and node.lanes == 16
+            _require(alike, "a vector of float32 becomes one of bfloat16", node)
         elif rule == "matrix":
             unit = UNITS.get(node.arg)
             _require(unit is not None, "a supported matrix unit", node.arg)

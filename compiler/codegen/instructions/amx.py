@@ -1,7 +1,7 @@
 """Tile registers of x86 (AMX) as LLVM intrinsics.
 
 Names and operands: LLVM's IntrinsicsX86.td (int_x86_ldtilecfg, int_x86_tileloadd64,
-int_x86_tdpbf16ps and their like). The configuration's layout: Intel 64 and IA-32 Architectures
+int_x86_tdpbf16ps, int_x86_tdpbssd and their like). The configuration's layout: Intel 64 and IA-32 Architectures
 Software Developer's Manual, volume 1, 18.4 "TILECFG": byte 0 the palette, bytes 16 on the bytes of
 a row of each tile (16 bits), bytes 48 on the rows of each.
 """
@@ -34,7 +34,7 @@ def emit(lines: Lines, step: TileStep) -> None:
     if step.operation == "zero":
         _call(lines, "tilezero", [tile])
     elif step.operation == "multiply":
-        _call(lines, "tdpbf16ps", [tile, *(("i8", str(factor)) for factor in step.factors)])
+        _call(lines, f"tdp{step.kind}", [tile, *(("i8", str(factor)) for factor in step.factors)])
     else:
         assert step.memory is not None and step.index is not None
         pointer = lines.address(step.memory, step.index, step.index)

@@ -124,7 +124,7 @@ def pays(parts: Contraction) -> bool:
 
 class _Sides:
     """The sides of a product and the slices of its depth, whatever its tile. group: steps of the
-    depth that are multiplied at once; in_tiles: whether in tile registers."""
+    depth that are multiplied at once; tiles: how, if in tile registers."""
 
     def __init__(self, computation: Computation, parts: Contraction, target: TargetSpec) -> None:
         self.dtype = parts.reduce.dtype
@@ -133,18 +133,19 @@ class _Sides:
         most = slice_steps(target)
         depth = deep(parts.all_depths, most)
         self.plain = is_plain(parts, rows, columns)
-        self.group = steps_together(parts, depth, self.plain, target)
+        self.tiles = amx.find_tiles(parts, depth, self.plain, target)
+        together = steps_together(parts, depth, self.plain, target)
+        self.group = together if self.tiles is None else self.tiles.group
         self.parts = narrowed(parts) if self.group > 1 else parts
         self.sides, joint = (rows, columns), {*rows.ranges, *columns.ranges}
         self.batch = [r for r in computation.ranges if r not in joint]
         self.outer = [r for r in parts.reduce.arg[1] if r not in depth.ranges]
-        in_pairs = self.group == PAIR and self.plain
-        self.in_tiles = in_pairs and amx.in_tiles(depth.size, target)
         main, most = depth.main.size, max(1, most * self.group // depth.unit)
-        if self.in_tiles:
-            most = main if depth.size <= amx.ONCE else max(1, amx.SLICE // depth.unit)
-        steps = round_up(share(main, most), amx.STEPS if self.in_tiles else self.group)
-        if depth.size % self.lanes == 0:  # slices of whole vectors
+        if self.tiles is not None:
+            most = main if main <= self.tiles.once else self.tiles.slice
+        steps = share(main, most)
+        steps = round_up(steps, self.group if self.tiles is None else self.tiles.steps)
+        if depth.size % self.lanes == 0 and self.tiles is None:  # slices of whole vectors
             steps = min(main, round_up(steps, self.lanes // gcd(self.lanes, depth.unit)))
         self.slices = -(-main // steps)
         self.slice = Part(depth, Range("slice", self.slices).index() * steps, steps)
@@ -174,9 +175,9 @@ class _Sides:
         return Problem(
             rows, columns, elements(self.batch), steps, self.slice.whole // self.group,
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
-            rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
+            rates_of(target), *in_order, direct, None if self.tiles is None else amx.PANEL,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
-            self.mirrored, self.in_tiles and self.once and self.flat,
+            self.mirrored, self.tiles is not None and self.once and self.flat,
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
@@ -195,7 +196,7 @@ class _Blocked(_Sides):
         super().__init__(computation, parts, target)
         asked = self.problem(target)
         tile = tile or asked.best()
-        assert not self.in_tiles or (tile.height, tile.vectors) == amx.PANEL, tile
+        assert self.tiles is None or (tile.height, tile.vectors) == amx.PANEL, tile
         self.apart, self.in_place = asked.apart(tile), asked.in_place(tile)
         self.again = asked.again(tile)
         self.height, self.vectors = tile.height, tile.vectors
@@ -224,9 +225,10 @@ class _Blocked(_Sides):
 
     def pack(self) -> None:
         """Lay out the slices of both factors."""
-        parts, quads, depth = self.parts, self.group == QUAD, self.slice
+        parts, depth, block = self.parts, self.slice, 1 if self.tiles is None else self.tiles.steps
+        quads = self.group == QUAD and self.tiles is None
         packing = Packing(
-            self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.near,
+            self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.near, block,
         )  # fmt: skip
         self.right: Factor = (
             Direct(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
@@ -234,9 +236,9 @@ class _Blocked(_Sides):
         )  # fmt: skip
         left = unsigned(parts.left) if quads else parts.left
         self.left: Factor
-        if self.in_tiles:
+        if self.tiles is not None:
             row = self.row_panels().index()
-            self.left = packing.in_blocks(left, self.rows, self.height, amx.STEPS, row)
+            self.left = packing.in_blocks(left, self.rows, self.height, row)
         elif self.again and isinstance(self.right, Packed):
             self.left = Again(self.right, self.rows.start, self.height, self.width)
         else:
@@ -248,7 +250,8 @@ class _Blocked(_Sides):
             self.excess = Correction(self.right, panels, self.vectors, count, self.steps_bound())
 
     def kernel(self) -> Kernel:
-        body = [*(() if self.in_tiles else self.left.statements), *self.right.statements]
+        left = self.left.statements if self.tiles is None else ()
+        body = [*left, *self.right.statements]
         body += [] if self.excess is None else [self.excess.statement()]
         body += [] if self.ends is None else self.ends.copy(self.steps_bound())
         slices = Loop(Range("slice", self.slices), (*body, self.multiply()))
@@ -268,10 +271,10 @@ class _Blocked(_Sides):
 
     def multiply(self) -> Statement:
         """Compute tile += left slice * right slice, panel by panel."""
-        if not self.in_tiles:
+        if self.tiles is None:
             return self.by_panel("", self.panel_and_ends)
         rows, columns = self.row_panels(), Range("column_panel", self.wide // self.width)
-        panel = self.panel_in_tiles(rows.index(), columns.index())
+        panel = self.panel_in_tiles(self.tiles, rows.index(), columns.index())
         inside = Loop(columns, panel, blocks(self.columns.bound(), self.width))
         body = (*self.left.statements, inside)
         return Loop(rows, body, blocks(self.rows.bound(), self.height))
@@ -359,11 +362,19 @@ class _Blocked(_Sides):
                 return others
             inside = () if left_rows is None else at_least_zero(left_rows - (down + 1))
             stores.append(If(inside, (store,)) if inside else store)
-        ((_, bound),) = self.panel_columns("column", left).loops
+        return self.complete(column, stores, others)
+
+    def complete(
+        self, column: Index, stores: Sequence[Statement], others: Sequence[Statement]
+    ) -> tuple[Statement, ...]:
+        """Return the stores of a panel that has all columns, and the others where it has not."""
+        ((_, bound),) = self.panel_columns("column", column * self.width).loops
         if bound is None:
             return tuple(stores)
         short = bound - self.width
-        return If(at_least_zero(short), tuple(stores)), If(at_least_zero(-short - 1), others)
+        return (
+            If(at_least_zero(short), tuple(stores)), If(at_least_zero(-short - 1), tuple(others))
+        )  # fmt: skip
 
     def next_rows(self, row: Index, step: Range) -> tuple[Statement, ...]:
         """Begin to bring a part of the next panel of a left factor that is read in place into the
@@ -387,17 +398,37 @@ class _Blocked(_Sides):
                 near = Prefetch(memory, index.substitute(places))
                 yield down.around(across.around(near))
 
-    def panel_in_tiles(self, row: Index, column: Index) -> tuple[Statement, ...]:
+    def panel_in_tiles(
+        self, tiles: amx.Tiles, row: Index, column: Index
+    ) -> tuple[Statement, ...]:
         """Multiply a panel in tile registers."""
-        block, bound = Range("block", self.slice.whole // amx.STEPS), self.slice.bound()
-        bound = None if bound is None else bound // amx.STEPS
+        block = Range("block", self.slice.whole // tiles.steps)
+        bound = blocks(self.slice.bound(), tiles.steps) if self.slices > 1 else None
         assert isinstance(self.left, Packed)  # holds whenever tiles are used
         assert isinstance(self.right, Packed)
-        body = amx.multiply(
+        body = tiles.multiply(
             self.left, self.right, self.tile, self.first(row, column), self.pitch, self.once,
             (row, column), block.index(), lambda inner: Loop(block, inner, bound),
         )  # fmt: skip
-        return (*body, *self.panel_finished(row, column)) if self.by_panels else body
+        return (*body, *self.panel_in_vectors(row, column)) if self.by_panels else body
+
+    def panel_in_vectors(self, row: Index, column: Index) -> Sequence[Statement]:
+        """Return the stores of a panel's results from its tile, as vectors where they can be
+        computed so and the panel is complete."""
+        others, left = self.panel_finished(row, column), column * self.width
+        down = self.rows.panel("row", row * self.height, self.height, self.tall)
+        stores = []
+        for vector in range(self.vectors):
+            place = self.place(down.position, constant(vector * self.lanes))
+            total = load(self.tile, self.first(row, column) + place, lanes=self.lanes)
+            store = in_lanes(
+                self.nest.computation, self.parts.reduce, self.nest.batch | down.places,
+                self.columns, left + vector * self.lanes, total, True,
+            )  # fmt: skip
+            if store is None:
+                return others
+            stores.append(store)
+        return self.complete(column, (down.around(*stores),), others)
 
     def repeated(self, element: Value) -> Value:
         """Return a pair or a quad of the left factor in all lanes, or an element."""

@@ -137,7 +137,8 @@ class Packing:
     """Common properties of the slices of both factors. batch: values of the other ranges. together:
     steps of the depth's main range that are multiplied at once and lie side by side; an incomplete
     group at the end ends with zeros. plain: each side is one range. in_rows: the left factor is
-    always in rows. near: see `direct_height`."""
+    always in rows. near: see `direct_height`. block: steps to multiples of which zeros are added at
+    the end of the depth."""
 
     lanes: int
     depth: Part
@@ -146,6 +147,7 @@ class Packing:
     plain: bool
     in_rows: bool
     near: int
+    block: int = 1
 
     @property
     def total(self) -> int:
@@ -169,7 +171,7 @@ class Packing:
     def right(self, factor: Value, across: Part, width: int) -> Packed:
         turns = self.lanes & (self.lanes - 1) == 0 and across.is_flat(factor)
         if self.together > 1:
-            turns = self.plain and self.together == PAIR
+            turns = self.plain and (self.together == PAIR or self.block > 1)
         turns = turns and along_depth(factor, across, self.depth)
         pack = self.transposed if turns else self.by_steps
         packed = pack("right", factor, across, width)
@@ -208,6 +210,12 @@ class Packing:
         statements, rest = [by_groups(self.groups(name, factor), together)], self.total % together
         if rest:  # the incomplete group at the end of the depth
             statements += self.at_end(by_groups(self.groups(name, factor, True), rest))
+        first, last = -(-self.end // together), round_up(self.end, self.block) // together
+        if first < last:  # groups of zeros
+            zeros = Range(name + "_zeros", (last - first) * pitch * together)
+            place = panel.index() * panel_step * together + first * pitch * together
+            fill = Store(memory, place + zeros.index(), const(0, factor.dtype))
+            statements += self.at_end(Loop(panel, (Loop(zeros, (fill,)),)), self.block)
         apart = panel_step * together, pitch * together, together
         return Packed(memory, tuple(statements), *apart)
 
@@ -224,20 +232,30 @@ class Packing:
             statements += self.at_end(Loop(end, (Store(memory, place, const(0, factor.dtype)),)))
         return Packed(memory, tuple(statements), height * pitch, self.together, pitch)
 
-    def in_blocks(
-        self, factor: Value, across: Part, height: int, steps: int, panel: Index
-    ) -> Packed:
-        """Pack one panel of the left factor in blocks of `steps`, which divide the depth."""
-        whole = round_up(across.whole, height)
+    def in_blocks(self, factor: Value, across: Part, height: int, panel: Index) -> Packed:
+        """Pack one panel of the left factor in blocks of steps."""
+        whole, steps = round_up(across.whole, height), self.block
         block = Range("left_block", self.depth.whole // steps)
         pitch = self.pitch(factor, height * steps)
         memory = Memory("left", factor.dtype, block.size * pitch, "local")
         row = across.panel("left_row", panel * height, height, whole)
-        step = self.depth.line("left_step", steps, block.index() * steps)
-        place = block.index() * pitch + row.position * steps + step.position
-        fill = step.around(Store(memory, place, self.element(factor, row, step)))
-        fill = row.around(Loop(block, (fill,), blocks(self.depth.bound(), steps)))
-        return Packed(memory, (fill,), 0, pitch // (steps // self.together), steps)
+
+        def line(name: str, number: Index, count: int) -> Statement:
+            step = self.depth.line(name, count, number * steps)
+            place = number * pitch + row.position * steps + step.position
+            return step.around(Store(memory, place, self.element(factor, row, step)))
+
+        bound = self.depth.bound()
+        full = None if bound is None else bound // steps
+        lines: tuple[Statement, ...] = (Loop(block, (line("left_step", block.index(), steps),), full),)
+        zeros: tuple[Statement, ...] = ()
+        if rest := self.end % steps:
+            last, zero = constant(self.end // steps), Range("left_zero", height * steps)
+            fill = Store(memory, last * pitch + zero.index(), const(0, factor.dtype))
+            zeros = self.at_end(Loop(zero, (fill,)), steps)
+            lines += self.at_end(line("left_end", last, rest), steps)
+        filled = (*zeros, row.around(*lines))
+        return Packed(memory, filled, 0, pitch // (steps // self.together), steps)
 
     def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         lanes, count = self.lanes, round_up(across.whole, width) // width
@@ -252,8 +270,10 @@ class Packing:
         step = self.depth.walk(name + "_step", factor)
         row = column.position * pitch
         copied = Store(stage, row + step.position, self.element(factor, column, step))
-        end = Store(stage, row + self.end, const(0, factor.dtype))
-        copy = column.around(step.around(copied), *self.at_end(end))
+        zero = Range(name + "_zeros", max(1, round_up(self.end, self.block) - self.end))
+        end = Store(stage, row + self.end + zero.index(), const(0, factor.dtype))
+        end_of = max(self.together, self.block)
+        copy = column.around(step.around(copied), *self.at_end(Loop(zero, (end,)), end_of))
         block = Range(name + "_block", steps // wide)
         rows = [load(stage, block.index() * wide + row * pitch, lanes=wide) for row in range(lanes)]
         to = panel.index() * (steps * width) + block.index() * (wide * width) + part.index() * wide
@@ -290,9 +310,10 @@ class Packing:
             Store(memory, place * self.together + step, each) for step, each in enumerate(values)
         )
 
-    def at_end(self, statement: Statement) -> tuple[Statement, ...]:
-        """Return the statement for the last slice of a depth that ends inside a group only."""
-        if self.total % self.together == 0:
+    def at_end(self, statement: Statement, group: int = 0) -> tuple[Statement, ...]:
+        """Return the statement for the last slice of a depth that ends inside a group only. group:
+        number of steps, by default those that are multiplied at once."""
+        if self.total % (group or self.together) == 0:
             return ()
         condition = self.depth.start - (self.total - self.end)
         return (statement,) if condition.low >= 0 else (If((condition,), (statement,)),)
