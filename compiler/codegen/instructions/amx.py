@@ -14,6 +14,7 @@ from ugpu.compiler.codegen.lines import Lines
 from ugpu.compiler.kernel.ir import TILE_BYTES, TILE_ROWS, TILES, TileStep
 
 PALETTE = 1
+MOVES = {"load": "tileloadd64", "stream": "tileloaddt164", "store": "tilestored64"}
 
 
 def configuration() -> bytes:
@@ -39,8 +40,7 @@ def emit(lines: Lines, step: TileStep) -> None:
         assert step.memory is not None and step.index is not None
         pointer = lines.address(step.memory, step.index, step.index)
         apart = ("i64", str(step.pitch * step.memory.dtype.itemsize))
-        name = "tileloadd64" if step.operation == "load" else "tilestored64"
-        _call(lines, name, [tile, ("ptr", pointer), apart])
+        _call(lines, MOVES[step.operation], [tile, ("ptr", pointer), apart])
         lines.shared.clear()
 
 
