@@ -70,10 +70,11 @@ class TileStep:
     """One operation on a host's tile registers (compiler.kernel.host.products.amx), of 16 rows of
     64 bytes.
 
-    operation: "zero"; "load", "stream" and "store", with rows `pitch` elements of a local memory
-    apart, the first at `index`; what is streamed need not stay in the nearest cache; "multiply", which adds to a tile of float32 or int32 the product of two tiles,
-    `factors`: a row of the right one has for each of 16 columns as many steps of the depth side by
-    side as 4 bytes take. kind: types of total and factors, by TILE_PRODUCTS.
+    operation: "zero"; "load" and "store", with rows `pitch` elements of a local memory apart, the
+    first at `index`; "stream", a load of what need not stay in the nearest cache; "multiply", which
+    adds to a tile of float32 or int32 the product of two tiles, `factors`: a row of the right one
+    has for each of 16 columns as many steps of the depth side by side as take 4 bytes. kind: the
+    types of a product, one of TILE_PRODUCTS.
     """
 
     operation: str

@@ -1,9 +1,9 @@
 """Tile registers of x86 (AMX) as LLVM intrinsics.
 
 Names and operands: LLVM's IntrinsicsX86.td (int_x86_ldtilecfg, int_x86_tileloadd64,
-int_x86_tdpbf16ps, int_x86_tdpbssd and their like). The configuration's layout: Intel 64 and IA-32 Architectures
-Software Developer's Manual, volume 1, 18.4 "TILECFG": byte 0 the palette, bytes 16 on the bytes of
-a row of each tile (16 bits), bytes 48 on the rows of each.
+int_x86_tdpbf16ps, int_x86_tdpbssd and their like). The configuration's layout: Intel 64 and IA-32
+Architectures Software Developer's Manual, volume 1, 18.4 "TILECFG": byte 0 the palette, bytes 16 on
+the bytes of a row of each tile (16 bits), bytes 48 on the rows of each.
 """
 
 from __future__ import annotations

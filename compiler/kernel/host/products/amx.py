@@ -107,9 +107,7 @@ class Tiles:
         return (*before, loop(inner), *after)
 
 
-def find_tiles(
-    parts: Contraction, depth: Axis, plain: bool, target: TargetSpec
-) -> Tiles | None:
+def find_tiles(parts: Contraction, depth: Axis, plain: bool, target: TargetSpec) -> Tiles | None:
     """Return how a product is computed in tiles, or None. plain: each side is one range."""
     sides, features = (parts.left, parts.right), target.features.split(",")
     if not plain or "+amx-tile" not in features or not all(side.op == "cast" for side in sides):

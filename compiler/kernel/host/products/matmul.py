@@ -398,9 +398,7 @@ class _Blocked(_Sides):
                 near = Prefetch(memory, index.substitute(places))
                 yield down.around(across.around(near))
 
-    def panel_in_tiles(
-        self, tiles: amx.Tiles, row: Index, column: Index
-    ) -> tuple[Statement, ...]:
+    def panel_in_tiles(self, tiles: amx.Tiles, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel in tile registers."""
         block = Range("block", self.slice.whole // tiles.steps)
         bound = blocks(self.slice.bound(), tiles.steps) if self.slices > 1 else None
