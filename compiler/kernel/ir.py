@@ -71,9 +71,10 @@ class TileStep:
     64 bytes.
 
     operation: "zero"; "load" and "store", with rows `pitch` elements of a local memory apart, the
-    first at `index`; "multiply", which adds to a tile of float32 or int32 the product of two tiles,
-    `factors`: a row of the right one has for each of 16 columns as many steps of the depth side by
-    side as 4 bytes take. kind: types of total and factors, by TILE_PRODUCTS.
+    first at `index`; "stream", a load of what need not stay in the nearest cache; "multiply", which
+    adds to a tile of float32 or int32 the product of two tiles, `factors`: a row of the right one
+    has for each of 16 columns as many steps of the depth side by side as take 4 bytes. kind: the
+    types of a product, one of TILE_PRODUCTS.
     """
 
     operation: str

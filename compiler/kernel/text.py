@@ -98,9 +98,9 @@ def _tile_text(step: TileStep) -> str:
         return f"tile{step.tile} += tile{left} x tile{right}, {step.kind}"
     assert step.memory is not None
     place = f"{step.memory.name}[{step.index} by {step.pitch}]"
-    return (
-        f"tile{step.tile} = {place}" if step.operation == "load" else f"{place} = tile{step.tile}"
-    )
+    if step.operation == "store":
+        return f"{place} = tile{step.tile}"
+    return f"tile{step.tile} = {place}{', streamed' if step.operation == 'stream' else ''}"
 
 
 def _asynchronous(statement: Asynchronous) -> str:

@@ -23,8 +23,8 @@ from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import OPS, Load, Memory, Value, unseen, walk
 from ugpu.compiler.kernel.ir import (
     TILE_BYTES,
-    TILE_ROWS,
     TILE_PRODUCTS,
+    TILE_ROWS,
     TILES,
     Await,
     Barrier,
@@ -183,10 +183,10 @@ class _Checker:
 
     def tile(self, step: TileStep, bound: dict[str, int]) -> None:
         tiles = (step.tile, *(step.factors if step.operation == "multiply" else ()))
-        known = step.operation in ("zero", "load", "store", "multiply")
+        known = step.operation in ("zero", "load", "stream", "store", "multiply")
         known = known and (step.kind in TILE_PRODUCTS) == (step.operation == "multiply")
         _require(known and all(0 <= tile < TILES for tile in tiles), "a step of tiles", step)
-        if step.operation in ("load", "store"):
+        if step.operation in ("load", "stream", "store"):
             assert step.memory is not None and step.index is not None, step
             _require(step.memory in self.memories, "a tile is of a memory of the kernel", step)
             _require(step.memory.space == "local", "tiles are of local memory", step)

@@ -1,9 +1,9 @@
 """Tile registers of x86 (AMX) as LLVM intrinsics.
 
 Names and operands: LLVM's IntrinsicsX86.td (int_x86_ldtilecfg, int_x86_tileloadd64,
-int_x86_tdpbf16ps, int_x86_tdpbssd and their like). The configuration's layout: Intel 64 and IA-32 Architectures
-Software Developer's Manual, volume 1, 18.4 "TILECFG": byte 0 the palette, bytes 16 on the bytes of
-a row of each tile (16 bits), bytes 48 on the rows of each.
+int_x86_tdpbf16ps, int_x86_tdpbssd and their like). The configuration's layout: Intel 64 and IA-32
+Architectures Software Developer's Manual, volume 1, 18.4 "TILECFG": byte 0 the palette, bytes 16 on
+the bytes of a row of each tile (16 bits), bytes 48 on the rows of each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ugpu.compiler.codegen.lines import Lines
 from ugpu.compiler.kernel.ir import TILE_BYTES, TILE_ROWS, TILES, TileStep
 
 PALETTE = 1
+MOVES = {"load": "tileloadd64", "stream": "tileloaddt164", "store": "tilestored64"}
 
 
 def configuration() -> bytes:
@@ -39,8 +40,7 @@ def emit(lines: Lines, step: TileStep) -> None:
         assert step.memory is not None and step.index is not None
         pointer = lines.address(step.memory, step.index, step.index)
         apart = ("i64", str(step.pitch * step.memory.dtype.itemsize))
-        name = "tileloadd64" if step.operation == "load" else "tilestored64"
-        _call(lines, name, [tile, ("ptr", pointer), apart])
+        _call(lines, MOVES[step.operation], [tile, ("ptr", pointer), apart])
         lines.shared.clear()
 
 

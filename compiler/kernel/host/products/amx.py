@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ugpu.compiler.dtype import DType, bfloat16, float32, int8, int32, uint8
-from ugpu.compiler.expression.algebra import Index
+from ugpu.compiler.expression.algebra import Index, Range
 from ugpu.compiler.expression.value import Memory
 from ugpu.compiler.kernel.host.nest import Axis
 from ugpu.compiler.kernel.host.products.packing import Packed
@@ -43,11 +43,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a product is computed. kind: as in TILE_PRODUCTS; group: neighbouring steps of the right
-    factor; steps: of a block of the depth; once, slice: ONCE and SLICE in steps."""
+    """How a product is computed. kind: as in TILE_PRODUCTS; first: bytes of the first-level cache;
+    group: neighbouring steps of the right factor; steps: of a block of the depth; once, slice: ONCE
+    and SLICE in steps."""
 
     kind: str
     itemsize: int
+    first: int
 
     @property
     def group(self) -> int:
@@ -67,14 +69,17 @@ class Tiles:
 
     def multiply(
         self, left: Packed, right: Packed, total: Memory, at: Index, pitch: int, fresh: bool,
-        panels: tuple[Index, Index], block: Index, loop: Callable[[tuple[Statement, ...]], Loop],
+        panels: tuple[Index, Index], block: Range, loop: Callable[[tuple[Statement, ...]], Loop],
     ) -> tuple[Statement, ...]:  # fmt: skip
         """Multiply a panel into totals [row][column] from `at` on, rows `pitch` apart. fresh: they
-        start from zero. panels: numbers of the row panel and the column panel. loop: over the
-        blocks, of which `block` is one."""
+        start from zero. panels: numbers of the row panel and the column panel. loop: over `block`,
+        the blocks of the depth. If the first-level cache can hold the left panel, which the next
+        column panel reads again, it shall keep it."""
         (row, column), groups = panels, self.steps // self.group
-        rows = row * left.panel_step + block * (groups * left.step_step)
-        columns = column * right.panel_step + block * (groups * right.step_step)
+        kept = block.size * TILE_BYTES * HEIGHT <= self.first * 3 // 4
+        near = "stream" if kept else "load"
+        rows = row * left.panel_step + block.index() * (groups * left.step_step)
+        columns = column * right.panel_step + block.index() * (groups * right.step_step)
 
         def load_row(down: int) -> TileStep:
             place = rows + down * TILE_ROWS * left.element_step
@@ -82,7 +87,7 @@ class Tiles:
 
         def load_column(across: int) -> TileStep:
             place = columns + across * TILE_ROWS * right.element_step
-            return TileStep("load", 6 + across, right.memory, place, right.step_step)
+            return TileStep(near, 6 + across, right.memory, place, right.step_step)
 
         def multiplied(down: int, across: int) -> TileStep:
             factors = 4 + down, 6 + across
@@ -102,9 +107,7 @@ class Tiles:
         return (*before, loop(inner), *after)
 
 
-def find_tiles(
-    parts: Contraction, depth: Axis, plain: bool, target: TargetSpec
-) -> Tiles | None:
+def find_tiles(parts: Contraction, depth: Axis, plain: bool, target: TargetSpec) -> Tiles | None:
     """Return how a product is computed in tiles, or None. plain: each side is one range."""
     sides, features = (parts.left, parts.right), target.features.split(",")
     if not plain or "+amx-tile" not in features or not all(side.op == "cast" for side in sides):
@@ -115,6 +118,6 @@ def find_tiles(
     needed = {"+amx-bf16", "+avx512bf16"} if left is bfloat16 else {"+amx-int8"}
     if kind is None or not needed <= set(features) or target.vector_bytes != TILE_BYTES:
         return None
-    tiles = Tiles(kind, left.itemsize)
+    tiles = Tiles(kind, left.itemsize, target.caches.first)
     enough = depth.size % tiles.steps == 0 or depth.size >= LEAST
     return tiles if enough and set(parts.reduce.arg[1]) == set(depth.ranges) else None

@@ -398,19 +398,31 @@ class _Blocked(_Sides):
                 near = Prefetch(memory, index.substitute(places))
                 yield down.around(across.around(near))
 
-    def panel_in_tiles(
-        self, tiles: amx.Tiles, row: Index, column: Index
-    ) -> tuple[Statement, ...]:
+    def panel_in_tiles(self, tiles: amx.Tiles, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel in tile registers."""
         block = Range("block", self.slice.whole // tiles.steps)
         bound = blocks(self.slice.bound(), tiles.steps) if self.slices > 1 else None
         assert isinstance(self.left, Packed)  # holds whenever tiles are used
         assert isinstance(self.right, Packed)
+        ahead = tuple(self.next_panel(row, column, block.index() * tiles.steps))
         body = tiles.multiply(
             self.left, self.right, self.tile, self.first(row, column), self.pitch, self.once,
-            (row, column), block.index(), lambda inner: Loop(block, inner, bound),
+            (row, column), block, lambda inner: Loop(block, (*inner, *ahead), bound),
         )  # fmt: skip
         return (*body, *self.panel_in_vectors(row, column)) if self.by_panels else body
+
+    def next_panel(self, row: Index, column: Index, step: Index) -> Iterator[Statement]:
+        """Yield statements that begin to bring a part of the next panel of a left factor near, of
+        which a panel of columns brings some rows."""
+        left, axis = self.parts.left, self.rows.axis
+        if not self.far or left.op != "load" or left.arg.conditions:
+            return
+        each = -(-self.height // (self.wide // self.width))
+        for number in range(each):
+            place = self.rows.start + (row + 1) * self.height + column * each + number
+            places = {axis.main: place % axis.size, **self.slice.places(step)}
+            near = substitute(left, {**self.nest.batch, **places}).arg
+            yield Prefetch(near.memory, near.index)
 
     def panel_in_vectors(self, row: Index, column: Index) -> Sequence[Statement]:
         """Return the stores of a panel's results from its tile, as vectors where they can be

@@ -28,7 +28,7 @@ from math import gcd
 
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
-from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, blocks, rolled, round_up
+from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, rolled, round_up
 from ugpu.compiler.kernel.ir import If, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 
@@ -247,7 +247,9 @@ class Packing:
 
         bound = self.depth.bound()
         full = None if bound is None else bound // steps
-        lines: tuple[Statement, ...] = (Loop(block, (line("left_step", block.index(), steps),), full),)
+        lines: tuple[Statement, ...] = (
+            Loop(block, (line("left_step", block.index(), steps),), full),
+        )
         zeros: tuple[Statement, ...] = ()
         if rest := self.end % steps:
             last, zero = constant(self.end // steps), Range("left_zero", height * steps)

@@ -39,8 +39,9 @@ def in_lanes(
     first: Index, vector: Value, normal: bool = False,
 ) -> Store | None:  # fmt: skip
     """Return the store of a vector of results, from the first one along a part on, of totals that
-    `vector` has. None if they are not neighbours in memory, or need other operations. normal: totals
-    are never denormal, and the processor converts them to bfloat16; then results may be cast."""
+    `vector` has. None if they are not neighbours in memory, or need other operations. normal: the
+    totals are never denormal, and the processor has an instruction that converts such numbers to
+    bfloat16; results may then be cast."""
     lanes = vector.lanes
     lane = Range("lane", lanes)
     total = load(Memory("total", vector.dtype, lanes, "local"), lane.index())

@@ -24,36 +24,47 @@ from tests.support.compiler.compiler_cases import HOST, buffer, kernels_of
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
-from ugpu.compiler.dtype import bfloat16, float32
+from ugpu.compiler.dtype import DType, bfloat16, float32, int8, int32, uint8
+from ugpu.compiler.expression.algebra import Range
+from ugpu.compiler.expression.value import Memory, load, value
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
-from ugpu.compiler.kernel.host.products import amx
-from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.ir import TILE_PRODUCTS, Kernel, Loop, Store
 from ugpu.compiler.kernel.verify import BrokenKernel, verify
 from ugpu.hcq.cpu import tiles
 from ugpu.hcq.cpu.object import load_object
 from ugpu.hcq.state import host
 
-FEATURES = "+avx512f,+avx512bw,+avx512vl,+avx512bf16,+amx-tile,+amx-bf16,+fma,+f16c,+sse4.1"
+FEATURES = ("+avx512f,+avx512bw,+avx512vl,+avx512bf16,+avx512vnni,+amx-tile,+amx-bf16,+amx-int8,"
+            "+fma,+f16c,+sse4.1")  # fmt: skip
 AMX = dataclasses.replace(HOST, cpu="sapphirerapids", features=FEATURES, vector_bytes=64)
 
 
-def product(rows: int, depth: int, columns: int, turned: bool) -> Node:
-    """[rows, depth] by [columns, depth], or by [depth, columns] with the left one turned too."""
-    shape = (rows, columns, depth)
-    if turned:
-        left = graph.permute(buffer(depth, rows, dtype=bfloat16), (1, 0))
-        right = graph.permute(buffer(depth, columns, dtype=bfloat16), (1, 0))
-    else:
-        left, right = buffer(rows, depth, dtype=bfloat16), buffer(columns, depth, dtype=bfloat16)
-    left = graph.expand(graph.reshape(graph.cast(left, float32), (rows, 1, depth)), shape)
-    right = graph.expand(graph.reshape(graph.cast(right, float32), (1, columns, depth)), shape)
-    return graph.reduce("sum", graph.elementwise("mul", float32, left, right), (2,))
+def product(
+    rows: int, depth: int, columns: int, turned: bool,
+    types: tuple[DType, DType] = (bfloat16, bfloat16), batch: int = 1,
+) -> Node:  # fmt: skip
+    """[batch, rows, depth] by [batch, columns, depth], or by [batch, depth, columns] with the left
+    one turned too."""
+    total, shape = float32 if types[0] is bfloat16 else int32, (batch, rows, columns, depth)
+
+    def factor(count: int, dtype: DType, place: int) -> Node:
+        given = buffer(batch, depth, count, dtype=dtype) if turned else buffer(
+            batch, count, depth, dtype=dtype
+        )  # fmt: skip
+        given = graph.permute(given, (0, 2, 1)) if turned else given
+        alone = (batch, rows, 1, depth) if place == 1 else (batch, 1, columns, depth)
+        return graph.expand(graph.reshape(graph.cast(given, total), alone), shape)
+
+    left, right = factor(rows, types[0], 1), factor(columns, types[1], 2)
+    summed = graph.reduce("sum", graph.elementwise("mul", total, left, right), (3,))
+    return graph.reshape(summed, shape[:3])
 
 
 class Tiles:
     """Eight registers of rows of bytes. Intel 64 and IA-32 Architectures Software Developer's
-    Manual, volume 2: LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBF16PS, TILERELEASE."""
+    Manual, volume 2: LDTILECFG, TILEZERO, TILELOADD, TILELOADDT1, TILESTORED, TDPBF16PS, TDPBSSD
+    and its like, TILERELEASE."""
 
     def __init__(self) -> None:
         self.registers: dict[int, np.ndarray] = {}
@@ -76,6 +87,9 @@ class Tiles:
             text = ctypes.string_at(address + row * apart, register.shape[1])
             register[row] = np.frombuffer(text, np.uint8)
 
+    def tileloaddt164(self, tile: int, address: int, apart: int) -> None:
+        self.tileloadd64(tile, address, apart)
+
     def tilestored64(self, tile: int, address: int, apart: int) -> None:
         register = self.registers[tile]
         for row in range(len(register)):
@@ -92,6 +106,27 @@ class Tiles:
                 with np.errstate(all="ignore"):  # beyond the edges there may be any bits
                     step = np.outer(a[:, 2 * k + half], b[k, half::2])
                     sums[:] = _flushed((sums.astype(np.float64) + step).astype(np.float32))
+
+    def tdpbssd(self, total: int, left: int, right: int) -> None:
+        self.bytes(total, (left, np.dtype(np.int8)), (right, np.dtype(np.int8)))
+
+    def tdpbsud(self, total: int, left: int, right: int) -> None:
+        self.bytes(total, (left, np.dtype(np.int8)), (right, np.dtype(np.uint8)))
+
+    def tdpbusd(self, total: int, left: int, right: int) -> None:
+        self.bytes(total, (left, np.dtype(np.uint8)), (right, np.dtype(np.int8)))
+
+    def tdpbuud(self, total: int, left: int, right: int) -> None:
+        self.bytes(total, (left, np.dtype(np.uint8)), (right, np.dtype(np.uint8)))
+
+    def bytes(self, total: int, *factors: tuple[int, np.dtype[Any]]) -> None:
+        """For each row m, quad k and column n: total[m][n] += the four products of left[m][4k ..]
+        and right[k][4n ..], in 32 bits."""
+        self.multiplied += 1
+        a, b = (self.registers[tile].view(dtype).astype(np.int64) for tile, dtype in factors)
+        right = b.reshape(b.shape[0], -1, 4).transpose(0, 2, 1).reshape(a.shape[1], -1)
+        sums = self.registers[total].view(np.int32)
+        sums[:] = (sums + a @ right).astype(np.int32)
 
     def tilerelease(self) -> None:
         self.registers = {}
@@ -110,7 +145,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "tilezero": [ctypes.c_uint8],
     "tileloadd64": [ctypes.c_uint8, ctypes.c_void_p, ctypes.c_int64],
     "tilestored64": [ctypes.c_uint8, ctypes.c_void_p, ctypes.c_int64],
-    "tdpbf16ps": [ctypes.c_uint8] * 3,
+    "tileloaddt164": [ctypes.c_uint8, ctypes.c_void_p, ctypes.c_int64],
+    **{f"tdp{kind}": [ctypes.c_uint8] * 3 for kind in TILE_PRODUCTS},
     "tilerelease": [],
 }
 _played = Tiles()
@@ -158,19 +194,38 @@ def run(kernel: Kernel, arrays: list[np.ndarray], *, played: bool = True) -> int
 def _missing() -> list[str]:
     """What this machine lacks to run the instructions."""
     usable = tiles.usable(host.features())
-    return [name for name in ("amx-tile", "amx-bf16", "avx512bf16") if not usable.get(name)]
+    needed = ("amx-tile", "amx-bf16", "amx-int8", "avx512bf16")
+    return [name for name in needed if not usable.get(name)]
+
+
+def _skip_without(tiles_of: str) -> bool:
+    """Whether tiles are played; skip the test if they are to be the processor's, and it lacks
+    them."""
+    if tiles_of == "the processor" and _missing():
+        pytest.skip(f"this machine's processor or kernel has no {', '.join(_missing())}")
+    return tiles_of == "played"
 
 
 @pytest.mark.parametrize("tiles_of", ["played", "the processor"])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
     "shape",
-    [(32, 32, 32), (40, 64, 50), (17, 1120, 33), (70, 96, 8), (40, 2048, 17), (33, 2080, 40)],
+    [
+        (32, 32, 32),
+        (40, 64, 50),
+        (17, 1120, 33),
+        (70, 96, 8),
+        (40, 2048, 17),
+        (33, 2080, 40),
+        (40, 33, 50),
+        (33, 63, 17),
+        (17, 65, 40),
+        (64, 31, 33),
+        (20, 2081, 40),
+    ],
 )
 def test_what_the_code_computes(shape: tuple[int, int, int], turned: bool, tiles_of: str) -> None:
-    played = tiles_of == "played"
-    if not played and _missing():
-        pytest.skip(f"this machine's processor or kernel has no {', '.join(_missing())}")
+    played = _skip_without(tiles_of)
     rows, depth, columns = shape
     (kernel,) = kernels_of(product(rows, depth, columns, turned), AMX)
     random = np.random.default_rng(1)
@@ -189,7 +244,100 @@ def test_what_the_code_computes(shape: tuple[int, int, int], turned: bool, tiles
     assert depth > 2048 or tile == 32 * 32, "the totals of a panel, finished at once"
     panels = -(-rows // 32) * -(-columns // 32)
     if played:
-        assert multiplied == 4 * panels * depth // 32, "each panel once, and nothing else"
+        assert multiplied == 4 * panels * -(-depth // 32), "each panel once, and nothing else"
+
+
+@pytest.mark.parametrize("tiles_of", ["played", "the processor"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("types", "shape"),
+    [((int8, int8), (1, 40, 64, 50)), ((int8, uint8), (1, 33, 65, 40)),
+     ((uint8, int8), (3, 40, 63, 17)), ((uint8, uint8), (1, 17, 31, 33)),
+     ((int8, int8), (2, 32, 1, 33)), ((uint8, uint8), (1, 33, 4097, 40)),
+     ((int8, int8), (1, 20, 4224, 33))],
+)  # fmt: skip
+def test_bytes(
+    types: tuple[DType, DType], shape: tuple[int, int, int, int], turned: bool, tiles_of: str
+) -> None:
+    """Sums of the largest products of unsigned bytes are exact in 32 bits up to 2^31; beyond they
+    wrap (test_sums_wrap)."""
+    played, (batch, rows, depth, columns) = _skip_without(tiles_of), shape
+    (kernel,) = kernels_of(product(rows, depth, columns, turned, types, batch), AMX)
+    random = np.random.default_rng(2)
+    given = []
+    for dtype, count in zip(types, (rows, columns), strict=True):
+        limits = np.iinfo(dtype.name)
+        of = limits.min, limits.max + 1, (batch, count, depth)
+        given.append(random.integers(*of).astype(dtype.name))
+    expected = given[0].astype(np.int32) @ given[1].astype(np.int32).transpose(0, 2, 1)
+    out = _aligned(np.zeros(expected.size, np.int32))
+    turns = [np.ascontiguousarray(each.transpose(0, 2, 1) if turned else each) for each in given]
+    multiplied = run(kernel, [out, *map(_aligned, turns)], played=played)
+    assert (out.reshape(expected.shape) == expected).all()
+    if played and depth >= 31:
+        panels = batch * -(-rows // 32) * -(-columns // 32)
+        assert multiplied == 4 * panels * -(-depth // 64), "each panel once, and nothing else"
+
+
+@pytest.mark.parametrize("tiles_of", ["played", "the processor"])
+def test_sums_wrap(tiles_of: str) -> None:
+    played, depth = _skip_without(tiles_of), 40000
+    (kernel,) = kernels_of(product(17, depth, 18, False, (uint8, uint8)), AMX)
+    out = _aligned(np.zeros(17 * 18, np.int32))
+    run(kernel, [out, *(_aligned(np.full((n, depth), 255, np.uint8)) for n in (17, 18))],
+        played=played)  # fmt: skip
+    assert (out == np.int64(255 * 255 * depth).astype(np.int32)).all() and out[0] < 0
+
+
+def test_vectors_become_bfloat16_as_elsewhere() -> None:
+    """All upper halves of a float32 with lower halves around each rounding's edge: as the plain
+    cast, but for denormal numbers, which totals of tiles never are."""
+    _skip_without("the processor")
+    lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    bits = (np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | lower).reshape(-1)
+    given, out = Memory("given", float32, bits.size), Memory("out", bfloat16, bits.size)
+    at = Range("vector", bits.size // 16)
+    narrow = value("narrow", bfloat16, [load(given, at.index() * 16, lanes=16)], lanes=16)
+    body = (Loop(at, (Store(out, at.index() * 16, narrow),)),)
+    kernel = verify(Kernel("narrow", (out, given), (), (1, 1, 1), 1, body))
+    result = _aligned(np.zeros(bits.size, np.uint16))
+    run(kernel, [result, _aligned(bits)], played=False)
+    numbers = bits.view(np.float32)
+    denormal = np.abs(numbers) < np.finfo(np.float32).tiny
+    expected = dtypes.encode_bfloat16(numbers)
+    assert (result == np.where(denormal, expected & 0x8000, expected)).all()
+
+
+@pytest.mark.parametrize("columns", [64, 70])
+def test_results_with_a_bias(columns: int) -> None:
+    """A panel's results as vectors, and in incomplete ones one by one, have the same rounding: of
+    the total, then of its sum with the bias, which may be denormal."""
+    _skip_without("the processor")
+    rows, depth = 40, 64
+    bias = graph.expand(graph.reshape(buffer(columns, dtype=bfloat16), (1, columns)),
+                        (rows, columns))  # fmt: skip
+    plain = graph.reshape(product(rows, depth, columns, False), (rows, columns))
+    total = graph.cast(graph.cast(plain, bfloat16), float32)
+    node = graph.cast(graph.elementwise("add", float32, total, graph.cast(bias, float32)), bfloat16)
+    (kernel,) = kernels_of(node, AMX)
+    assert emit(kernel, AMX).count("= call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16") == 2
+    random = np.random.default_rng(7)
+    numbers = [random.standard_normal(shape).astype(np.float32)
+               for shape in ((rows, depth), (columns, depth), (columns,))]  # fmt: skip
+    numbers[0][:, 1:] = 0  # a total is one product
+    numbers[0][1] *= np.float32(2.0**-125)
+    numbers[2][::3] *= np.float32(2.0**-125)
+    encoded = [dtypes.encode_bfloat16(each) for each in numbers]
+    left, right, added = (dtypes.decode_bfloat16(each) for each in encoded)
+    totals = left[:, :1] * right[:, 0]
+    totals[np.abs(totals) < np.finfo(np.float32).tiny] = 0
+    totals = dtypes.decode_bfloat16(dtypes.encode_bfloat16(totals))
+    expected = dtypes.encode_bfloat16(totals + added)
+    out = _aligned(np.zeros(rows * columns, np.uint16))
+    order = [encoded[("in0", "in1", "in2").index(m.name)] for m in kernel.parameters[1:]]
+    run(kernel, [out, *map(_aligned, order)], played=False)
+    assert (out.reshape(rows, columns) == expected).all()
+    assert (np.abs(totals + added)[1] > 0).any()
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
@@ -216,7 +364,7 @@ def test_the_instructions() -> None:
 @pytest.mark.parametrize(
     ("depth", "features"),
     [
-        (80, FEATURES),  # would multiply what lies behind the end
+        (15, FEATURES),  # a block that is mostly zeros
         (64, FEATURES.replace("+amx-bf16,", "")),
         (64, FEATURES.replace("+amx-tile", "-amx-tile")),
     ],
