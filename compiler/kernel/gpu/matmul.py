@@ -41,6 +41,7 @@ from ugpu.compiler.kernel.ir import (
     Statement,
     Store,
     group_range,
+    nested,
     thread_range,
 )
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
@@ -156,11 +157,9 @@ def matmul(
         Barrier(),
     )
     accumulate: Statement = Loop(Range("slice", slices), body)
-    for counter in reversed(parts.outer):
-        accumulate = Loop(counter, (accumulate,))
     zero = const(0, parts.reduce.dtype)
     statements: list[Statement] = [Store(totals, constant(i), zero) for i in range(totals.count)]
-    statements.append(accumulate)
+    statements += nested(parts.outer, accumulate)
     column_start = column_start + column_block * across
     for i in range(down):
         row = row_start + row_block * down + i

@@ -37,6 +37,7 @@ from ugpu.compiler.kernel.ir import (
     Statement,
     Store,
     group_range,
+    nested,
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import MatrixUnit, find_unit
@@ -335,11 +336,9 @@ def matmul(
         accumulate, held = _overlapped(plan, slices, bool(parts.outer))
     else:
         accumulate = _in_turn(plan, slices)
-    for counter in reversed(parts.outer):
-        accumulate = [Loop(counter, tuple(accumulate))]
     zero = value("broadcast", unit.total, (const(0, unit.total),), lanes=unit.total_lanes)
     statements: list[Statement] = [Store(plan.totals, constant(i), zero) for i in range(count)]
-    statements += accumulate
+    statements += nested(parts.outer, *accumulate)
     statements += _finish(plan, computation, parts, batch, row_start, column_start)
     memories = (plan.left.memory, plan.right.memory, plan.totals, *held)
     return kernel_of(computation, memories, grid, threads, tuple(statements))

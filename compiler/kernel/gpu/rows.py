@@ -29,7 +29,16 @@ from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substit
 from ugpu.compiler.kernel.choices import Rows, Space
 from ugpu.compiler.kernel.gpu.join import join, waves_memory
 from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, threads_along
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.ir import (
+    If,
+    Kernel,
+    Loop,
+    Statement,
+    Store,
+    group_range,
+    nested,
+    thread_range,
+)
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
 from ugpu.compiler.pattern.chain import Chain, held_values
@@ -144,11 +153,12 @@ def rows(
     if wanted.lanes < wanted.width - 1 and _odd(chain, wanted.width):
         wanted = replace(wanted, width=1)
     if wanted.lanes == 1 and wanted.width == 1:
-        return _by_threads(computation, chain, target, wanted.block)
+        return by_threads(computation, chain, target, wanted.block)
     return _ByLanes(computation, chain, target, wanted).kernel()
 
 
-def _by_threads(computation: Computation, chain: Chain, target: TargetSpec, most: int) -> Kernel:
+def by_threads(computation: Computation, chain: Chain, target: TargetSpec, most: int) -> Kernel:
+    """Return a kernel of a thread for each row, in groups of at most so many."""
     unit, conditions, groups, block = threads_along(chain.rows, target, most)
     places = places_at(chain.outer, unit)
     body: list[Statement] = []
@@ -166,9 +176,7 @@ def _by_threads(computation: Computation, chain: Chain, target: TargetSpec, most
                 Store(memory, position, substitute(ops.expand(part), places))
                 for memory, part in computation.results(root)
             )
-        for counter in reversed(ranges):
-            inside = (Loop(counter, inside),)
-        body += inside
+        body += nested(ranges, *inside)
     statements = (If(conditions, tuple(body)),) if conditions else tuple(body)
     totals = tuple(stage.total for stage in chain.stages)
     return kernel_of(computation, totals, (groups, 1, 1), block, statements)

@@ -44,6 +44,7 @@ from ugpu.compiler.kernel.ir import (
     Statement,
     Store,
     group_range,
+    nested,
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import (
@@ -440,15 +441,14 @@ def matmul(
     )
     rooms = (ring.room,) if ring.grouped else ()
     accumulate = _turns(ring, cut.slices, bool(parts.outer))
-    for counter in reversed(parts.outer):
-        accumulate = [Loop(counter, tuple(accumulate))]
 
     def finish(row: Index, column: Index, taken: list[Value]) -> list[Statement]:
         at = cut.row_start + row, cut.column_start + column
         return finish_run(computation, parts, cut.batch, *at, taken)
 
     memories = (*(side.memory for side in sides), totals, *waiting.values(), *rooms)
-    body = (*ring.clear(), *accumulate, *ring.finish(finish, parts.columns.size))
+    ends = ring.finish(finish, parts.columns.size)
+    body = (*ring.clear(), *nested(parts.outer, *accumulate), *ends)
     return kernel_of(computation, memories, cut.grid, threads, body)
 
 
