@@ -24,7 +24,7 @@ from ugpu.compiler.kernel.gpu import loops as gpu_loops
 from ugpu.compiler.kernel.gpu.loops import threads_along
 from ugpu.compiler.kernel.host import loops as host_loops
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, nested
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.hcq.state.target import TargetSpec
 
 LINE = 16  # minimum number of neighbouring elements that a group of the host takes
@@ -61,7 +61,7 @@ def host(computation: Computation, target: TargetSpec) -> Kernel:
     before = tuple([c for c in allowed if step not in c.ranges()])
     inner = Loop(step, _if(here, (_store(computation, places),)), constant(last.size) - start)
     body = nested(chosen.ordered, *_if(before, (inner,)))
-    return kernel_of(computation, (), grid, 1, body)
+    return kernel_over(computation, grid, 1, body)
 
 
 def gpu(computation: Computation, target: TargetSpec) -> Kernel:
@@ -79,7 +79,7 @@ def gpu(computation: Computation, target: TargetSpec) -> Kernel:
     places = dict(zip(ranges, indices, strict=True))
     allowed = _allowed(chosen, places, owner, owners)
     body = nested(chosen.ordered, *_if(allowed, (_store(computation, places),)))
-    return kernel_of(computation, (), (groups, 1, 1), block, _if(exists, body))
+    return kernel_over(computation, (groups, 1, 1), block, _if(exists, body))
 
 
 def _chosen(computation: Computation) -> Chosen:

@@ -44,7 +44,7 @@ from ugpu.compiler.kernel.ir import (
     nested,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -165,8 +165,7 @@ def matmul(
         row = row_start + row_block * down + i
         taken = [load(totals, constant(i * across + lane)) for lane in range(across)]
         statements += finish_run(computation, parts, batch, row, column_start, taken)
-    memories = (left.memory, right.memory, totals)
-    return kernel_of(computation, memories, grid, threads, tuple(statements))
+    return kernel_over(computation, grid, threads, statements)
 
 
 def _tile(

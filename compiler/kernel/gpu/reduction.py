@@ -20,7 +20,7 @@ from ugpu.compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import loads
 from ugpu.compiler.pattern.chain import single
 from ugpu.hcq.state.target import TargetSpec
@@ -140,7 +140,7 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, mos
         *tree(operation, shared, here, most, wave),
         If(both(first_wave, exists), (Store(computation.output, position, result),)),
     )
-    return kernel_of(computation, (total, shared), grid, most, body)
+    return kernel_over(computation, grid, most, body)
 
 
 def tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:

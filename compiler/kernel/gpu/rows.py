@@ -39,7 +39,7 @@ from ugpu.compiler.kernel.ir import (
     nested,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import kernel_of
+from ugpu.compiler.kernel.shared.kernels import kernel_over
 from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.hcq.state.target import TargetSpec
@@ -178,8 +178,7 @@ def by_threads(computation: Computation, chain: Chain, target: TargetSpec, most:
             )
         body += nested(ranges, *inside)
     statements = (If(conditions, tuple(body)),) if conditions else tuple(body)
-    totals = tuple(stage.total for stage in chain.stages)
-    return kernel_of(computation, totals, (groups, 1, 1), block, statements)
+    return kernel_over(computation, (groups, 1, 1), block, statements)
 
 
 class _ByLanes:
@@ -231,8 +230,6 @@ class _ByLanes:
 
     def kernel(self) -> Kernel:
         computation, chain = self.computation, self.chain
-        totals = [stage.total for stage in chain.stages]
-        shared = []
         body: list[Statement] = []
         for number, stage in enumerate(chain.stages):
             total = stage.total
@@ -240,11 +237,9 @@ class _ByLanes:
             body.append(Store(total, constant(0), first))
             body += self.over(stage.ranges, number)
             memory = waves_memory(f"shared{number}", total, self.lanes, self.wave)
-            shared += [memory] if memory is not None else []
             body += join(stage.operation, total, self.lanes, self.block, self.wave, memory)
         body += self.over(chain.inner, len(chain.stages))
-        memories = (*totals, *shared, *(memory for _, memory in self.held.values()))
-        return kernel_of(computation, memories, (self.groups, 1, 1), self.block, tuple(body))
+        return kernel_over(computation, (self.groups, 1, 1), self.block, body)
 
     def over(self, ranges: tuple[Range, ...], number: int) -> list[Statement]:
         """Return the statements of one pass over the row."""

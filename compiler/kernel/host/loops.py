@@ -18,7 +18,7 @@ from ugpu.compiler.kernel.host.nest import CHUNK, LINE, Axis, Nest, Rows, Walk
 from ugpu.compiler.kernel.host.rare import find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, nested
-from ugpu.compiler.kernel.shared.kernels import kernel_of
+from ugpu.compiler.kernel.shared.kernels import kernel_over
 from ugpu.hcq.state.target import TargetSpec
 
 ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
@@ -37,7 +37,7 @@ def elementwise(
     may have memory of its own, as one that computes a piece of a cat may not."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
-        return kernel_of(computation, (), (1, 1, 1), 1, assign(computation, {}))
+        return kernel_over(computation, (1, 1, 1), 1, assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     rare = find_rare(computation.value) if alone and last.size >= LINE else None
     if last.size >= most or not outer:

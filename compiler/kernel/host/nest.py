@@ -42,11 +42,10 @@ from ugpu.compiler.kernel.ir import (
     Loop,
     Statement,
     Store,
-    TileStep,
     group_range,
     nested,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, result
 
 LONG = 16  # elements of a loop that LLVM takes in vectors; loops around it need not be unrolled
 UNROLLED = 256  # elements from which on LLVM does not unroll a loop completely
@@ -214,10 +213,8 @@ class Nest:
         return outer.around(inner.around(result(self.computation, places, total, reduce)))
 
     def kernel(self, body: Sequence[Statement]) -> Kernel:
-        """Return the kernel, whose own memories are those that its body writes."""
-        written = dict.fromkeys(_written(body))
-        own = tuple(memory for memory in written if memory.space != "global")
-        return kernel_of(self.computation, own, self.grid, 1, tuple(body))
+        """Return the kernel of the blocks' statements."""
+        return kernel_over(self.computation, self.grid, 1, body)
 
 
 class Rows(Nest):
@@ -284,14 +281,6 @@ class Columns(Nest):
         return [walk.around(*(
             each for n, more in rows for each in make(walk.position + n * side.count, places | more)
         ))]  # fmt: skip
-
-
-def _written(body: Sequence[Statement]) -> Iterator[Memory]:
-    for statement in body:
-        if isinstance(statement, Loop | If):
-            yield from _written(statement.body)
-        elif isinstance(statement, Store | TileStep) and statement.memory is not None:
-            yield statement.memory
 
 
 def in_vectors(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
