@@ -12,7 +12,7 @@ verify.py checks what may stand where.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ugpu.compiler.expression.algebra import Index, Range, Validity
@@ -219,6 +219,13 @@ class Kernel:
     def dynamic_local(self) -> int:
         """Bytes of local memory that the launch must provide."""
         return sum(m.count * m.dtype.itemsize for m in self.locals if m.dynamic)
+
+
+def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
+    """Return statements inside a loop over each range, the first outermost."""
+    for counter in reversed(ranges):
+        body = (Loop(counter, body),)
+    return body
 
 
 def group_range(axis: int, size: int) -> Range:

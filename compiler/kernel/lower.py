@@ -53,7 +53,7 @@ from ugpu.compiler.kernel.shared.pieces import side_by_side
 from ugpu.compiler.kernel.text import format_kernel
 from ugpu.compiler.kernel.verify import verify
 from ugpu.compiler.pattern import cost
-from ugpu.compiler.pattern.chain import find_chain
+from ugpu.compiler.pattern.chain import find_chain, single
 from ugpu.compiler.pattern.contraction import Contraction, find_contraction, find_sides
 from ugpu.compiler.pattern.online import find_online
 from ugpu.hcq.errors import NotSupported
@@ -165,8 +165,11 @@ def _host(plain: Computation, target: TargetSpec) -> _Shape:
     turned = host_turned.find_turned(plain) if plain.reduction is None else None
     if turned is not None:
         return _Shape(lambda _: host_turned.elementwise(plain, turned, target))
-    loops = host_loops.elementwise if plain.reduction is None else host_loops.reduction
-    return _Shape(lambda chunk: loops(plain, target, chunk), lambda: [host_loops.space()])
+    if plain.reduction is None:
+        built = partial(host_loops.elementwise, plain, target)
+    else:
+        built = partial(host_rows.rows, plain, single(plain), target)
+    return _Shape(built, lambda: [host_loops.space()])
 
 
 def _gpu(plain: Computation, target: TargetSpec) -> _Shape:

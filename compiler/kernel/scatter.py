@@ -23,8 +23,8 @@ from ugpu.compiler.expression.value import substitute
 from ugpu.compiler.kernel.gpu import loops as gpu_loops
 from ugpu.compiler.kernel.gpu.loops import threads_along
 from ugpu.compiler.kernel.host import loops as host_loops
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, nested
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.hcq.state.target import TargetSpec
 
 LINE = 16  # minimum number of neighbouring elements that a group of the host takes
@@ -60,8 +60,8 @@ def host(computation: Computation, target: TargetSpec) -> Kernel:
     here = tuple([c for c in allowed if step in c.ranges()])
     before = tuple([c for c in allowed if step not in c.ranges()])
     inner = Loop(step, _if(here, (_store(computation, places),)), constant(last.size) - start)
-    body = _in_order(chosen, _if(before, (inner,)))
-    return kernel_of(computation, (), grid, 1, body)
+    body = nested(chosen.ordered, *_if(before, (inner,)))
+    return kernel_over(computation, grid, 1, body)
 
 
 def gpu(computation: Computation, target: TargetSpec) -> Kernel:
@@ -78,8 +78,8 @@ def gpu(computation: Computation, target: TargetSpec) -> Kernel:
     owner, *indices = unflatten(unit, (owners, *(r.size for r in ranges)))
     places = dict(zip(ranges, indices, strict=True))
     allowed = _allowed(chosen, places, owner, owners)
-    body = _in_order(chosen, _if(allowed, (_store(computation, places),)))
-    return kernel_of(computation, (), (groups, 1, 1), block, _if(exists, body))
+    body = nested(chosen.ordered, *_if(allowed, (_store(computation, places),)))
+    return kernel_over(computation, (groups, 1, 1), block, _if(exists, body))
 
 
 def _chosen(computation: Computation) -> Chosen:
@@ -105,9 +105,3 @@ def _store(computation: Computation, places: dict[Range, Index]) -> Store:
 
 def _if(conditions: Validity, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return (If(conditions, body),) if conditions else body
-
-
-def _in_order(chosen: Chosen, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    for counter in reversed(chosen.ordered):
-        body = (Loop(counter, body),)
-    return body

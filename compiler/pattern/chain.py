@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.accumulate import replace
 from ugpu.compiler.expression.algebra import Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.lookup import looked_up_in, reduces
@@ -102,6 +103,16 @@ def find_chain(computation: Computation) -> Chain | None:
 
     result = rebuild(computation.value, change)
     return Chain(outer, inner, tuple(stages.values()), result)
+
+
+def single(computation: Computation) -> Chain:
+    """Return the only reduction as a chain of one stage, whose rows have one result each."""
+    reduce = computation.reduction
+    assert reduce is not None
+    (operation, over), (body,) = reduce.arg, reduce.sources
+    total = Memory("total", reduce.dtype, 1, "register")
+    result = replace(computation.value, reduce, load(total, constant(0)))
+    return Chain(computation.ranges, (), (Stage(operation, over, body, total),), result)
 
 
 def _rows(computation: Computation) -> frozenset[Range] | None:

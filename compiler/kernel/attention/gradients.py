@@ -42,7 +42,7 @@ from ugpu.compiler.kernel.host.products.packing import turn
 from ugpu.compiler.kernel.host.products.rates import highest
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.pattern.online import FINITE_LOWEST
 from ugpu.hcq.state.target import TargetSpec
 
@@ -119,12 +119,7 @@ class _Gradients:
             self.finished(),
         )
         body = (*clear, Loop(self.block, rows))
-        memories = (
-            self.weights, self.slopes, self.queries, self.turned_queries, self.slants,
-            self.turned_slants, self.of_query, self.largest, self.totals, self.inner, self.sums,
-            self.total,
-        )  # fmt: skip
-        return kernel_of(self.computation, memories, (self.groups, 1, 1), 1, body)
+        return kernel_over(self.computation, (self.groups, 1, 1), 1, body)
 
     # ---- pieces --------------------------------------------------------------------------------
 

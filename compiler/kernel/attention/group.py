@@ -36,7 +36,7 @@ from ugpu.compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import spread
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 from ugpu.hcq.state.target import TargetSpec
@@ -133,12 +133,7 @@ class _ByGroup:
         inside = (*self.weigh(start), Barrier(), *self.multiply(start))
         body.append(loop_over(tile, conditions, inside))
         body += self.finish()
-        local = [m for m in (self.shared, *self.shared_sums) if m is not None]
-        memories = (
-            self.largest, self.before, self.scale, self.score, self.scores, self.mine, *self.sums,
-            *([self.left] if self.keeps else []), self.weights, self.output, *local,
-        )  # fmt: skip
-        return kernel_of(self.computation, memories, self.grid, self.block, tuple(body))
+        return kernel_over(self.computation, self.grid, self.block, body)
 
     def value(self, root: Value, places: dict[Range, Index]) -> Value:
         return substitute(ops.expand(root), places)

@@ -59,7 +59,7 @@ from ugpu.compiler.kernel.ir import (
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import MatrixUnit
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import pack, store
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 
@@ -145,24 +145,17 @@ class _OnUnits:
                     body.append(Store(self.left, constant(place), operand))
         tile = Range("tile", self.tiles)
         start = tile.index() * self.tall
-        held: list[Memory] = []
         conditions = self.seen(start)
         if self.buffers == 2 and not bounded(conditions, tile)[1]:
-            body += self.overlapped(tile, conditions, held)
+            body += self.overlapped(tile, conditions)
         else:
             inside = (*self.fill(start), Barrier(), *self.compute(start, constant(0)), Barrier())
             body.append(loop_over(tile, conditions, inside))
         body += self.finish()
-        memories = (
-            self.keys, self.values, *([self.left] if self.keeps else []), self.totals, self.output,
-            self.scores, *self.largest, *self.scale, *(m for sums in self.sums for m in sums),
-            *held,
-        )  # fmt: skip
-        return kernel_of(self.computation, memories, self.grid, self.block, tuple(body))
+        return kernel_over(self.computation, self.grid, self.block, body)
 
-    def overlapped(self, tile: Range, conditions: Validity, held: list[Memory]) -> list[Statement]:
-        """Compute tile after tile, alternating two buffers. held: receives the registers of the
-        data on its way."""
+    def overlapped(self, tile: Range, conditions: Validity) -> list[Statement]:
+        """Compute tile after tile, alternating two buffers."""
         first, this = constant(0), tile.index()
         following = (this + 1) % self.tiles * self.tall  # after the last tile, the first again
         fetch: list[Statement] = []
@@ -170,7 +163,6 @@ class _OnUnits:
         for memory, size, pieces in self.pieces(following):
             lanes = pieces[0][1].lanes
             staged = Memory(f"next_{memory.name}", memory.dtype, len(pieces), "register", lanes)
-            held.append(staged)
             other = (constant(1) - this % 2) * size
             for number, (at, moved) in enumerate(pieces):
                 place = constant(number)

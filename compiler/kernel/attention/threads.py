@@ -23,7 +23,7 @@ from ugpu.compiler.kernel.choices import Attention
 from ugpu.compiler.kernel.gpu.join import larger
 from ugpu.compiler.kernel.gpu.loops import threads_along
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import spread
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 from ugpu.hcq.state.target import TargetSpec
@@ -112,11 +112,7 @@ class _ByThreads:
             body.append(self.over("rest", rest, whole * self.count, 1))
         body.append(self.finish(column))
         inside = (If(self.exists, tuple(body)),) if self.exists else tuple(body)
-        memories = (
-            *([self.left] if self.keeps else []), self.output, self.scores, self.largest,
-            self.scale, *self.sums,
-        )  # fmt: skip
-        return kernel_of(self.computation, memories, self.grid, self.block, inside)
+        return kernel_over(self.computation, self.grid, self.block, inside)
 
     def value(self, root: Value, places: dict[Range, Index]) -> Value:
         return substitute(ops.expand(root), places)

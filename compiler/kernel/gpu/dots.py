@@ -33,7 +33,7 @@ from ugpu.compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import spread
 from ugpu.compiler.pattern.contraction import Sides
 from ugpu.hcq.state.target import TargetSpec
@@ -168,7 +168,7 @@ def multiply(
         Loop(counter, added),
         *_joined(computation, block, dots, totals, shared, total),
     )
-    return kernel_of(computation, (totals, shared, total), grid, lanes, body)
+    return kernel_over(computation, grid, lanes, body)
 
 
 def _joined(

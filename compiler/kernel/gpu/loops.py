@@ -18,7 +18,7 @@ from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import substitute
 from ugpu.compiler.kernel.choices import Space, Threads
 from ugpu.compiler.kernel.ir import If, Kernel, Statement, Store, group_range, thread_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import spread, store, vector_width
 from ugpu.hcq.state.target import TargetSpec
 
@@ -97,7 +97,7 @@ def elementwise(
         body = (If(allowed, body),)
     if conditions:
         body = (If(conditions, body),)
-    return kernel_of(computation, (), grid, block, body)
+    return kernel_over(computation, grid, block, body)
 
 
 def _single(computation: Computation, target: TargetSpec) -> Kernel:
@@ -110,7 +110,7 @@ def _single(computation: Computation, target: TargetSpec) -> Kernel:
     if allowed:
         inside = (If(allowed, inside),)
     body = (If(at_least_zero(-thread), inside),)
-    return kernel_of(computation, (), (1, 1, 1), target.wave_size, body)
+    return kernel_over(computation, (1, 1, 1), target.wave_size, body)
 
 
 def threads_along(

@@ -41,9 +41,10 @@ from ugpu.compiler.kernel.ir import (
     Statement,
     Store,
     group_range,
+    nested,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -156,18 +157,15 @@ def matmul(
         Barrier(),
     )
     accumulate: Statement = Loop(Range("slice", slices), body)
-    for counter in reversed(parts.outer):
-        accumulate = Loop(counter, (accumulate,))
     zero = const(0, parts.reduce.dtype)
     statements: list[Statement] = [Store(totals, constant(i), zero) for i in range(totals.count)]
-    statements.append(accumulate)
+    statements += nested(parts.outer, accumulate)
     column_start = column_start + column_block * across
     for i in range(down):
         row = row_start + row_block * down + i
         taken = [load(totals, constant(i * across + lane)) for lane in range(across)]
         statements += finish_run(computation, parts, batch, row, column_start, taken)
-    memories = (left.memory, right.memory, totals)
-    return kernel_of(computation, memories, grid, threads, tuple(statements))
+    return kernel_over(computation, grid, threads, statements)
 
 
 def _tile(

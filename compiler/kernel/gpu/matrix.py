@@ -37,10 +37,11 @@ from ugpu.compiler.kernel.ir import (
     Statement,
     Store,
     group_range,
+    nested,
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import MatrixUnit, find_unit
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import pack, spread, unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -330,19 +331,15 @@ def matmul(
         wave % tiles.waves[1] * (tiles.fragments[1] * unit.columns),
         min(tiles.fragments[1], max(1, LONGEST // unit.run)),
     )
-    held: tuple[Memory, ...] = ()
     if tiles.buffers == 2:
-        accumulate, held = _overlapped(plan, slices, bool(parts.outer))
+        accumulate = _overlapped(plan, slices, bool(parts.outer))
     else:
         accumulate = _in_turn(plan, slices)
-    for counter in reversed(parts.outer):
-        accumulate = [Loop(counter, tuple(accumulate))]
     zero = value("broadcast", unit.total, (const(0, unit.total),), lanes=unit.total_lanes)
     statements: list[Statement] = [Store(plan.totals, constant(i), zero) for i in range(count)]
-    statements += accumulate
+    statements += nested(parts.outer, *accumulate)
     statements += _finish(plan, computation, parts, batch, row_start, column_start)
-    memories = (plan.left.memory, plan.right.memory, plan.totals, *held)
-    return kernel_of(computation, memories, grid, threads, tuple(statements))
+    return kernel_over(computation, grid, threads, statements)
 
 
 def _in_turn(plan: _Plan, slices: int) -> list[Statement]:
@@ -357,9 +354,7 @@ def _in_turn(plan: _Plan, slices: int) -> list[Statement]:
     return [Loop(Range("slice", slices), body)]
 
 
-def _overlapped(
-    plan: _Plan, slices: int, again: bool
-) -> tuple[list[Statement], tuple[Memory, ...]]:
+def _overlapped(plan: _Plan, slices: int, again: bool) -> list[Statement]:
     """Process all slices with two buffers. again: whether an outer loop runs this more than
     once."""
     first, counter = constant(0), Range("slice", slices - 1)
@@ -369,7 +364,6 @@ def _overlapped(
         *plan.right.fill(first, first),
         Barrier(),
     ]
-    held = []
     if slices > 1:
         fetch: list[Statement] = []
         keep: list[Statement] = []
@@ -379,7 +373,6 @@ def _overlapped(
             memory = Memory(
                 f"next_{part.memory.name}", part.memory.dtype, len(pieces), "register", lanes
             )
-            held.append(memory)
             other = part.buffer(constant(1) - this % 2)
             for number, (at, moved) in enumerate(pieces):
                 place = constant(number)
@@ -390,7 +383,7 @@ def _overlapped(
     statements += plan.multiply(constant((slices - 1) % 2))
     if again:
         statements.append(Barrier())
-    return statements, tuple(held)
+    return statements
 
 
 def _finish(

@@ -8,8 +8,8 @@ from ugpu.compiler.expression.algebra import Range, at_least_zero, both, constan
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, substitute
 from ugpu.compiler.kernel.choices import Rows, Sharing, Space
-from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, threads_along
-from ugpu.compiler.kernel.gpu.rows import default_rows, lane_counts, rows
+from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks
+from ugpu.compiler.kernel.gpu.rows import by_threads, default_rows, lane_counts, rows
 from ugpu.compiler.kernel.ir import (
     Barrier,
     If,
@@ -20,9 +20,9 @@ from ugpu.compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import loads
-from ugpu.compiler.pattern.chain import Chain, Stage
+from ugpu.compiler.pattern.chain import single
 from ugpu.hcq.state.target import TargetSpec
 
 SHORT = 16  # a single thread does reductions shorter than this
@@ -37,7 +37,7 @@ def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
     assert reduce is not None
     over, ranges = reduce.arg[1], computation.ranges
     outputs, length = elements(ranges), elements(over)
-    wanted = default_rows(computation, _chain(computation, reduce), target)
+    wanted = default_rows(computation, single(computation), target)
     lanes, block = wanted.lanes, wanted.block
     if length < SHORT or outputs >= 1 << 31:
         return Sharing("threads", lanes, BLOCK)
@@ -92,45 +92,14 @@ def reduction(
     reduce = computation.reduction
     assert reduce is not None
     sharing = sharing or default_sharing(computation, target)
-    if sharing.way == "threads":
-        return _by_threads(computation, reduce, target, sharing.block)
     if sharing.way == "columns":
         return _by_columns(computation, reduce, target, sharing.block)
-    chain = _chain(computation, reduce)
+    chain = single(computation)
+    if sharing.way == "threads":
+        return by_threads(computation, chain, target, sharing.block)
     found = default_rows(computation, chain, target)
     wanted = Rows(sharing.lanes, sharing.block, found.width, found.held)
     return rows(computation, chain, target, wanted)
-
-
-def _chain(computation: Computation, reduce: Value) -> Chain:
-    """Return a reduction as a chain of one stage, whose rows have one result each."""
-    operation, over = reduce.arg
-    total = Memory("total", reduce.dtype, 1, "register")
-    result = replace(computation.value, reduce, load(total, constant(0)))
-    stage = Stage(operation, over, reduce.sources[0], total)
-    return Chain(computation.ranges, (), (stage,), result)
-
-
-def _by_threads(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
-    operation, over = reduce.arg
-    ranges = computation.ranges
-    unit, conditions, grid_x, block = threads_along(elements(ranges), target, most)
-    places = places_at(ranges, unit)
-    total = Memory("total", reduce.dtype, 1, "register")
-    here = load(total, constant(0))
-    taken = substitute(reduce.sources[0], places)
-    inside: Statement = Store(total, constant(0), combine(operation, here, taken))
-    for counter in reversed(over):
-        inside = Loop(counter, (inside,))
-    result = replace(substitute(computation.value, places), substitute(reduce, places), here)
-    body: tuple[Statement, ...] = (
-        Store(total, constant(0), identity(operation, reduce.dtype)),
-        inside,
-        Store(computation.output, computation.position.substitute(places), result),
-    )
-    if conditions:
-        body = (If(conditions, body),)
-    return kernel_of(computation, (total,), (grid_x, 1, 1), block, body)
 
 
 def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
@@ -171,7 +140,7 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, mos
         *tree(operation, shared, here, most, wave),
         If(both(first_wave, exists), (Store(computation.output, position, result),)),
     )
-    return kernel_of(computation, (total, shared), grid, most, body)
+    return kernel_over(computation, grid, most, body)
 
 
 def tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:

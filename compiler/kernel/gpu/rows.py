@@ -29,8 +29,17 @@ from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substit
 from ugpu.compiler.kernel.choices import Rows, Space
 from ugpu.compiler.kernel.gpu.join import join, waves_memory
 from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, threads_along
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
-from ugpu.compiler.kernel.shared.kernels import kernel_of
+from ugpu.compiler.kernel.ir import (
+    If,
+    Kernel,
+    Loop,
+    Statement,
+    Store,
+    group_range,
+    nested,
+    thread_range,
+)
+from ugpu.compiler.kernel.shared.kernels import kernel_over
 from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.hcq.state.target import TargetSpec
@@ -144,11 +153,12 @@ def rows(
     if wanted.lanes < wanted.width - 1 and _odd(chain, wanted.width):
         wanted = replace(wanted, width=1)
     if wanted.lanes == 1 and wanted.width == 1:
-        return _by_threads(computation, chain, target, wanted.block)
+        return by_threads(computation, chain, target, wanted.block)
     return _ByLanes(computation, chain, target, wanted).kernel()
 
 
-def _by_threads(computation: Computation, chain: Chain, target: TargetSpec, most: int) -> Kernel:
+def by_threads(computation: Computation, chain: Chain, target: TargetSpec, most: int) -> Kernel:
+    """Return a kernel of a thread for each row, in groups of at most so many."""
     unit, conditions, groups, block = threads_along(chain.rows, target, most)
     places = places_at(chain.outer, unit)
     body: list[Statement] = []
@@ -166,12 +176,9 @@ def _by_threads(computation: Computation, chain: Chain, target: TargetSpec, most
                 Store(memory, position, substitute(ops.expand(part), places))
                 for memory, part in computation.results(root)
             )
-        for counter in reversed(ranges):
-            inside = (Loop(counter, inside),)
-        body += inside
+        body += nested(ranges, *inside)
     statements = (If(conditions, tuple(body)),) if conditions else tuple(body)
-    totals = tuple(stage.total for stage in chain.stages)
-    return kernel_of(computation, totals, (groups, 1, 1), block, statements)
+    return kernel_over(computation, (groups, 1, 1), block, statements)
 
 
 class _ByLanes:
@@ -223,8 +230,6 @@ class _ByLanes:
 
     def kernel(self) -> Kernel:
         computation, chain = self.computation, self.chain
-        totals = [stage.total for stage in chain.stages]
-        shared = []
         body: list[Statement] = []
         for number, stage in enumerate(chain.stages):
             total = stage.total
@@ -232,11 +237,9 @@ class _ByLanes:
             body.append(Store(total, constant(0), first))
             body += self.over(stage.ranges, number)
             memory = waves_memory(f"shared{number}", total, self.lanes, self.wave)
-            shared += [memory] if memory is not None else []
             body += join(stage.operation, total, self.lanes, self.block, self.wave, memory)
         body += self.over(chain.inner, len(chain.stages))
-        memories = (*totals, *shared, *(memory for _, memory in self.held.values()))
-        return kernel_of(computation, memories, (self.groups, 1, 1), self.block, tuple(body))
+        return kernel_over(computation, (self.groups, 1, 1), self.block, body)
 
     def over(self, ranges: tuple[Range, ...], number: int) -> list[Statement]:
         """Return the statements of one pass over the row."""

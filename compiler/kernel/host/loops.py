@@ -5,43 +5,24 @@ A group is a chunk of work for one thread. The innermost loop runs over neighbou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from ugpu.compiler.expression.accumulate import advanced, ended, identity, total_type
 from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import Lookup, atoms
-from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
+from ugpu.compiler.expression.value import Value, indices_of, substitute
 from ugpu.compiler.kernel.choices import Chunk, Space
-from ugpu.compiler.kernel.host.nest import (
-    CHUNK,
-    COLUMNS,
-    LINE,
-    Axis,
-    Columns,
-    Nest,
-    Rows,
-    Streams,
-    Walk,
-    in_vectors,
-    nested,
-)
+from ugpu.compiler.kernel.host.nest import CHUNK, LINE, Axis, Nest, Rows, Walk
 from ugpu.compiler.kernel.host.rare import find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import kernel_of, result
-from ugpu.compiler.kernel.shared.spread import loads, runs_along
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, nested
+from ugpu.compiler.kernel.shared.kernels import kernel_over
 from ugpu.hcq.state.target import TargetSpec
 
-STREAMS = 2  # long rows read concurrently: a processor fetches several places of memory at once
-MANY = 64  # results from which on there are enough for STREAMS
-STEPS = 8  # maximum steps of a reduction that columns take at once
-OPERATIONS = 64  # maximum operations of these steps together
 ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
 ABREAST = 4  # elements of a row up to which LLVM's vectors hold elements of several rows
-ROWS = 3  # maximum size of a range whose steps all use the same elements of a row
 
 
 def space() -> Space:
@@ -56,7 +37,7 @@ def elementwise(
     may have memory of its own, as one that computes a piece of a cat may not."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
-        return kernel_of(computation, (), (1, 1, 1), 1, assign(computation, {}))
+        return kernel_over(computation, (1, 1, 1), 1, assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     rare = find_rare(computation.value) if alone and last.size >= LINE else None
     if last.size >= most or not outer:
@@ -120,78 +101,6 @@ def _looks_up(root: Value, along: Range) -> bool:
     """Return whether indices from memory differ along a range."""
     looked_up = (index for index in indices_of(root) if along in index.ranges())
     return any(isinstance(atom, Lookup) for index in looked_up for atom in atoms(index))
-
-
-def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None = None) -> Kernel:
-    """Reduce one result after the other, or many side by side if that is memory's direction."""
-    reduce = computation.reduction
-    assert reduce is not None
-    (operation, over), (body,) = reduce.arg, reduce.sources
-    ranges, size = computation.ranges, (chosen or Chunk(CHUNK)).size
-    alike: list[dict[Range, Index]] = [{}]  # rows of results that read the same elements
-    together: Columns | Streams
-    if ranges and runs_along([body], ranges[-1], over[-1]):
-        shared = _shared(computation, body)
-        if shared is not None:
-            alike = [{shared: constant(row)} for row in range(shared.size)]
-        outer = [r for r in ranges[:-1] if r is not shared]
-        most = max(1, COLUMNS * size // CHUNK)
-        together = Columns(computation, outer, ranges[-1:], target.compute_units, most)
-        abreast, loops = _abreast(body, over[-1].size), nested
-    else:
-        count = elements(ranges)
-        two = size < STREAMS * elements(over) and count % STREAMS == 0 and count >= MANY
-        streams = STREAMS if two else 1
-        together = Streams(computation, ranges, elements(over), size, streams)
-        abreast, loops = 1, in_vectors
-    kind = total_type(operation, reduce.dtype)
-    totals = Memory("totals", kind, together.totals * len(alike), together.space)
-
-    def each(name: str, make: Callable[[Value, dict[Range, Index]], Store]) -> list[Statement]:
-        def of_row(at: Index, places: dict[Range, Index]) -> Iterator[Store]:
-            for row, more in enumerate(alike):
-                yield make(load(totals, at + row * together.totals), places | more)
-
-        return together.each(name, of_row)
-
-    def clear(total: Value, _: dict[Range, Index]) -> Store:
-        return Store(totals, total.arg.index, identity(operation, kind))
-
-    def add(steps: list[Index], total: Value, places: dict[Range, Index]) -> Store:
-        to = total.arg.index
-        for step in steps:
-            total = advanced(operation, total, substitute(body, places | {over[-1]: step}))
-        return Store(totals, to, total)
-
-    def finish(total: Value, places: dict[Range, Index]) -> Store:
-        return result(computation, places, ended(operation, reduce.dtype, total), reduce)
-
-    count, rest = divmod(over[-1].size, abreast)
-    block = Range("block", count)
-    whole = [block.index() * abreast + step for step in range(abreast)]
-    last = [constant(count * abreast + step) for step in range(rest)]
-    inside = [*loops((block,), *each("j1", partial(add, whole)))]
-    inside += each("j3", partial(add, last)) if rest else []
-    return together.kernel([*each("j0", clear), *nested(over[:-1], *inside), *each("j2", finish)])
-
-
-def _shared(computation: Computation, body: Value) -> Range | None:
-    """Return a short range whose every step uses the same elements of a row, so that they are read
-    once for all."""
-    last = computation.ranges[-1]
-    for outer in computation.ranges[:-1]:
-        if outer.size <= ROWS and any(
-            access.index.coefficient(last) in (1, -1) and outer not in access.index.ranges()
-            for access in loads(body)
-        ):
-            return outer
-    return None
-
-
-def _abreast(body: Value, length: int) -> int:
-    """Return the reduction steps taken at once: totals are read and written once for all."""
-    operations = sum(1 for _ in walk(body))
-    return max(1, min(STEPS, length, OPERATIONS // operations))
 
 
 def rows_of(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:

@@ -36,8 +36,16 @@ from ugpu.compiler.expression.value import (
     load,
     substitute,
 )
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, TileStep, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
+from ugpu.compiler.kernel.ir import (
+    If,
+    Kernel,
+    Loop,
+    Statement,
+    Store,
+    group_range,
+    nested,
+)
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, result
 
 LONG = 16  # elements of a loop that LLVM takes in vectors; loops around it need not be unrolled
 UNROLLED = 256  # elements from which on LLVM does not unroll a loop completely
@@ -205,10 +213,8 @@ class Nest:
         return outer.around(inner.around(result(self.computation, places, total, reduce)))
 
     def kernel(self, body: Sequence[Statement]) -> Kernel:
-        """Return the kernel, whose own memories are those that its body writes."""
-        written = dict.fromkeys(_written(body))
-        own = tuple(memory for memory in written if memory.space != "global")
-        return kernel_of(self.computation, own, self.grid, 1, tuple(body))
+        """Return the kernel of the blocks' statements."""
+        return kernel_over(self.computation, self.grid, 1, body)
 
 
 class Rows(Nest):
@@ -250,40 +256,31 @@ class Streams(Rows):
 
 class Columns(Nest):
     """Rows side by side in memory at once, which LLVM takes in vectors: `most`, or fewer if all
-    units are to have some. Totals are in local memory."""
+    units are to have some. Totals are in local memory. alike: a range whose rows read the same."""
 
     space = "local"
 
     def __init__(
         self, computation: Computation, outer: Sequence[Range], inner: Sequence[Range],
-        units: int, most: int = COLUMNS,
+        units: int, most: int = COLUMNS, alike: Range | None = None,
     ) -> None:  # fmt: skip
         count = elements(inner)
         if units > 1 and elements(outer) < 2 * units:
             most = min(most, round_up(-(-count // (2 * units)), LINE))
-        self.totals, self._inner = min(most, count), inner
-        super().__init__(computation, outer, (Range("column", count), self.totals))
+        super().__init__(computation, outer, (Range("column", count), min(most, count)))
+        self._inner = inner
+        self._alike = [{alike: constant(n)} for n in range(alike.size)] if alike else [{}]
+        self.totals = self.sides[0].count * len(self._alike)
 
     def each(self, name: str, make: Make) -> list[Statement]:
         """Return the same, as a loop whose counter has a name."""
-        walk = self.sides[0].steps(name)
-        at = walk.places[self.sides[0].axis.main]
-        return [walk.around(*make(walk.position, self.batch | places_at(self._inner, at)))]
-
-
-def _written(body: Sequence[Statement]) -> Iterator[Memory]:
-    for statement in body:
-        if isinstance(statement, Loop | If):
-            yield from _written(statement.body)
-        elif isinstance(statement, Store | TileStep) and statement.memory is not None:
-            yield statement.memory
-
-
-def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
-    """Return statements inside a loop over each range, the first outermost."""
-    for counter in reversed(ranges):
-        body = (Loop(counter, body),)
-    return body
+        (side,) = self.sides
+        walk = side.steps(name)
+        places = self.batch | places_at(self._inner, walk.places[side.axis.main])
+        rows = enumerate(self._alike)
+        return [walk.around(*(
+            each for n, more in rows for each in make(walk.position + n * side.count, places | more)
+        ))]  # fmt: skip
 
 
 def in_vectors(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:

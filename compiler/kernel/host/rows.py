@@ -1,4 +1,5 @@
-"""Chains of reductions on the host: one row after the other, each pass over it a loop.
+"""Reductions over rows on the host, one or a chain of them: one row after the other, each pass over
+it a loop.
 
 Values that a later pass uses again are held in local memory (on the stack, so in the first caches).
 For rows too long for that, one value is held in the result, whose elements the last pass replaces;
@@ -16,28 +17,56 @@ from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import advanced, ended, identity, total_type
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute
-from ugpu.compiler.kernel.host.nest import Columns, Streams, in_vectors, nested
+from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
+from ugpu.compiler.kernel.choices import Chunk
+from ugpu.compiler.kernel.host.nest import CHUNK, COLUMNS, Columns, Streams, in_vectors
 from ugpu.compiler.kernel.host.online import find_online
-from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
-from ugpu.compiler.kernel.shared.spread import runs_along
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, nested
+from ugpu.compiler.kernel.shared.spread import loads, runs_along
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.compiler.pattern.cost import HELD_BYTES
 from ugpu.hcq.state.target import TargetSpec
 
+STREAMS = 2  # long rows read concurrently: a processor fetches several places of memory at once
+MANY = 64  # results from which on there are enough for STREAMS
+STEPS = 8  # maximum steps of a reduction that columns take at once
+OPERATIONS = 64  # maximum operations of these steps together
+ROWS = 3  # maximum size of a range whose steps all use the same elements of a row
 
-def rows(computation: Computation, chain: Chain, target: TargetSpec) -> Kernel:
-    """Return a kernel of whole rows. Its groups are chunks of rows."""
-    passes = chain.passes()
-    across = chain.outer[-1:]
-    along = {ranges[-1] for ranges, _ in passes if ranges}
-    roots = [root for _, root in passes]
+
+def rows(
+    computation: Computation, chain: Chain, target: TargetSpec, chosen: Chunk | None = None
+) -> Kernel:
+    """Return a kernel of whole rows, one after the other, or many side by side if that is memory's
+    direction. Its groups are chunks of rows."""
+    passes, size = [each for each in chain.passes() if each[0]], (chosen or Chunk(CHUNK)).size
+    across, along = chain.outer[-1:], {ranges[-1] for ranges, _ in passes}
+    roots, single = [root for _, root in passes], len(passes) == 1
     together: Columns | Streams
-    if across and along and all(runs_along(roots, across[0], each) for each in along):
-        together = Columns(computation, chain.outer[:-1], across, target.compute_units)
+    if across and all(runs_along(roots, across[0], each) for each in along):
+        alike = _alike(chain.outer, roots[0]) if single else None
+        outer = [r for r in chain.outer[:-1] if r is not alike]
+        most = max(1, COLUMNS * size // CHUNK)
+        together = Columns(computation, outer, across, target.compute_units, most, alike)
     else:
-        together = Streams(computation, chain.outer, chain.length)
+        long = single and size < STREAMS * chain.length
+        two = long and chain.rows >= MANY and chain.rows % STREAMS == 0
+        streams = STREAMS if two else 1
+        together = Streams(computation, chain.outer, chain.length, size, streams)
     return _Rows(computation, chain, together).kernel()
+
+
+def _alike(rows: Sequence[Range], body: Value) -> Range | None:
+    """Return a short range whose every step uses the same elements of a row, so that they are read
+    once for all."""
+    *outer, last = rows
+    for each in outer:
+        if each.size <= ROWS and any(
+            access.index.coefficient(last) in (1, -1) and each not in access.index.ranges()
+            for access in loads(body)
+        ):
+            return each
+    return None
 
 
 class _Rows:
@@ -84,41 +113,59 @@ class _Rows:
             body += self.over_rows(number)
         return self.together.kernel(body)
 
-    def over_rows(self, number: int) -> list[Statement]:
-        """Return a pass over all elements of the rows."""
-        ranges, _ = self.passes[number]
-        body = self.together.each("lane", partial(self.of_element, number))
-        if self.online is not None and ranges == (self.online.along,):
-            loops: Sequence[Statement] = (Loop(self.online.block, (self.online.around(*body),)),)
-        else:
-            loops = (in_vectors if self.width == 1 else nested)(ranges, *body)
-        if number >= len(self.totals):
-            return [*loops]
-        total, operation = self.totals[number], self.chain.stages[number].operation
-        clear = identity(operation, total.dtype)
-        return [*self.together.each("lane", lambda at, _: [Store(total, at, clear)]), *loops]
-
-    def of_element(self, number: int, at: Index, row: dict[Range, Index]) -> Iterator[Statement]:
-        """Yield the statements of a pass for an element of a row. at: the place of its totals."""
-        ranges, root = self.passes[number]
-        if self.online is not None and ranges == (self.online.along,):
-            row = self.online.here(row)
-
-        def finished(part: Value, whole: bool = False) -> Value:
-            return substitute(self.finished(part, ranges, at, whole), row)
-
-        # values that an expensive one is made of may be held too: these come first
-        for value, (made, memory) in reversed(self.held.items()):
-            if made == number:
-                place = self.place(ranges, memory, at).substitute(row)
-                yield Store(memory, place, finished(value, whole=True))
+    def over_rows(self, number: int) -> Iterator[Statement]:
+        """Yield a pass over all elements of the rows: of columns some steps of a reduction at once,
+        so that totals are read and written once for all."""
+        (ranges, root), online = self.passes[number], self.online
+        each, of_element = self.together.each, partial(self.of_element, number)
         if number < len(self.totals):
             total, operation = self.totals[number], self.chain.stages[number].operation
-            yield Store(total, at, advanced(operation, load(total, at), finished(root)))
+            clear = identity(operation, total.dtype)
+            yield from each("j0", lambda at, _: [Store(total, at, clear)])
+        if online is not None and ranges == (online.along,):
+            body = each("", partial(of_element, [online.here({})]))
+            yield Loop(online.block, (online.around(*body),))
+        elif isinstance(self.together, Streams):
+            yield from in_vectors(ranges, *each("", partial(of_element, [{}])))
+        elif number == len(self.totals):
+            yield from nested(ranges, *each("j2", partial(of_element, [{}])))
+        else:
+            *outer, last = ranges
+            abreast = max(1, min(STEPS, last.size, OPERATIONS // sum(1 for _ in walk(root))))
+            count, rest = divmod(last.size, abreast)
+            block, end = Range("block", count), last.size - rest
+            whole = [{last: block.index() * abreast + step} for step in range(abreast)]
+            after = [{last: constant(end + step)} for step in range(rest)]
+            steps = Loop(block, tuple(each("j1", partial(of_element, whole))))
+            yield from nested(
+                outer, steps, *(each("j3", partial(of_element, after)) if rest else ())
+            )
+
+    def of_element(
+        self, number: int, steps: Sequence[dict[Range, Index]], at: Index, row: dict[Range, Index]
+    ) -> Iterator[Statement]:
+        """Yield the statements of a pass for some elements of a row. at: of the row's totals."""
+        ranges, root = self.passes[number]
+
+        def finished(part: Value, step: dict[Range, Index], whole: bool = False) -> Value:
+            return substitute(self.finished(part, ranges, at, whole), row | step)
+
+        for step in steps:
+            # values that an expensive one is made of may be held too: these come first
+            for value, (made, memory) in reversed(self.held.items()):
+                if made == number:
+                    place = self.place(ranges, memory, at).substitute(row | step)
+                    yield Store(memory, place, finished(value, step, whole=True))
+        if number == len(self.totals):
+            position = self.computation.position.substitute(row | steps[0])
+            for memory, part in self.computation.results(root):
+                yield Store(memory, position, finished(part, steps[0]))
             return
-        position = self.computation.position.substitute(row)
-        for memory, part in self.computation.results(root):
-            yield Store(memory, position, finished(part))
+        memory, operation = self.totals[number], self.chain.stages[number].operation
+        total = load(memory, at)
+        for step in steps:
+            total = advanced(operation, total, finished(root, step))
+        yield Store(memory, at, total)
 
     def place(self, ranges: tuple[Range, ...], memory: Memory, at: Index) -> Index:
         """Return the place where an element of a row is held."""

@@ -45,12 +45,12 @@ from ugpu.compiler.expression.value import (
     walk,
 )
 from ugpu.compiler.kernel.host.lines import chunks, copied, first_inside, padding
-from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, filled, nested, round_up, share
+from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, filled, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
 from ugpu.compiler.kernel.host.products.rates import SPARE, rates_of
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store, nested
 from ugpu.compiler.kernel.shared.kernels import result
 from ugpu.compiler.pattern import cost
 from ugpu.compiler.pattern.contraction import ranges_of

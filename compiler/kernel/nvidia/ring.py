@@ -44,6 +44,7 @@ from ugpu.compiler.kernel.ir import (
     Statement,
     Store,
     group_range,
+    nested,
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import (
@@ -57,7 +58,7 @@ from ugpu.compiler.kernel.matrix_units import (
 )
 from ugpu.compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
 from ugpu.compiler.kernel.nvidia.totals import Finish, finish_group, room_for
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -438,18 +439,15 @@ def matmul(
         waiting,
         room_for(unit.total),
     )
-    rooms = (ring.room,) if ring.grouped else ()
     accumulate = _turns(ring, cut.slices, bool(parts.outer))
-    for counter in reversed(parts.outer):
-        accumulate = [Loop(counter, tuple(accumulate))]
 
     def finish(row: Index, column: Index, taken: list[Value]) -> list[Statement]:
         at = cut.row_start + row, cut.column_start + column
         return finish_run(computation, parts, cut.batch, *at, taken)
 
-    memories = (*(side.memory for side in sides), totals, *waiting.values(), *rooms)
-    body = (*ring.clear(), *accumulate, *ring.finish(finish, parts.columns.size))
-    return kernel_of(computation, memories, cut.grid, threads, body)
+    ends = ring.finish(finish, parts.columns.size)
+    body = (*ring.clear(), *nested(parts.outer, *accumulate), *ends)
+    return kernel_over(computation, cut.grid, threads, body)
 
 
 def _waiting(side: Slices) -> Memory:

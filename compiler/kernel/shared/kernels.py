@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ugpu.compiler.expression.accumulate import replace
 from ugpu.compiler.expression.algebra import Index, Range
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, substitute
-from ugpu.compiler.kernel.ir import Kernel, Statement, Store, group_range
+from ugpu.compiler.kernel.ir import (
+    Fetch,
+    GroupProduct,
+    If,
+    Kernel,
+    Loop,
+    Statement,
+    Store,
+    TileStep,
+    group_range,
+)
 
 
 def groups_at(ranges: Sequence[Range], axis: int) -> dict[Range, Index]:
@@ -30,6 +40,25 @@ def kernel_of(
     return Kernel(
         "kernel", parameters, local, grid, block, body, outputs=outputs, cluster=cluster
     )  # fmt: skip
+
+
+def kernel_over(
+    computation: Computation, grid: tuple[int, int, int], block: int, body: Sequence[Statement]
+) -> Kernel:
+    """Return the same, whose own memories are those that its body writes."""
+    written = dict.fromkeys(_written(body))
+    own = tuple(memory for memory in written if memory.space != "global")
+    return kernel_of(computation, own, grid, block, tuple(body))
+
+
+def _written(body: Sequence[Statement]) -> Iterator[Memory]:
+    for statement in body:
+        if isinstance(statement, Loop | If):
+            yield from _written(statement.body)
+        elif isinstance(statement, GroupProduct):
+            yield statement.totals
+        elif isinstance(statement, Store | TileStep | Fetch) and statement.memory is not None:
+            yield statement.memory
 
 
 def result(

@@ -34,7 +34,6 @@ from ugpu.compiler.expression.value import (
     walk,
 )
 from ugpu.compiler.kernel.choices import Space, Tile
-from ugpu.compiler.kernel.host.loops import ROWS
 from ugpu.compiler.kernel.host.nest import (
     Axis,
     Nest,
@@ -45,7 +44,6 @@ from ugpu.compiler.kernel.host.nest import (
     deep,
     filled,
     joined,
-    nested,
     round_up,
     share,
 )
@@ -74,7 +72,8 @@ from ugpu.compiler.kernel.host.products.packing import (
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement
+from ugpu.compiler.kernel.host.rows import ROWS
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, nested
 from ugpu.compiler.kernel.shared.spread import runs_along, unit_stride
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec

@@ -110,23 +110,23 @@ LOOPS = (
         [((3, 5, 5, 9),), ((3, 5, 15, 9),), ((7, 5, 64, 9),)],
     ),
     Rule(
-        "kernel.host.loops", "STREAMS MANY", lambda x: x.sum(1), lambda x: x.sum(1),
-        lambda found: found.count("totals") == 2,
+        "kernel.host.rows", "STREAMS MANY", lambda x: x.sum(1), lambda x: x.sum(1),
+        lambda found: found.count("total") == 2,
         [((64, 8193),), ((66, 8200),)], [((62, 8193),), ((65, 8193),), ((64, 8192),)],
     ),
     Rule(
-        "kernel.host.loops", "STEPS OPERATIONS", lambda x: x.sum(0), lambda x: x.sum(0),
-        lambda found: found.has("totals") and found.grid(0) > 1,
+        "kernel.host.rows", "STEPS OPERATIONS", lambda x: x.sum(0), lambda x: x.sum(0),
+        lambda found: found.has("total") and found.grid(0) > 1,
         [((8, 128),), ((9, 65),), ((17, 130),), ((3, 257),)], [((9, 64),)],
     ),
     Rule(
         "kernel.host.nest", "COLUMNS", lambda x: x.sum(1), lambda x: x.sum(1),
-        lambda found: found.count("totals") == 1024 and found.grid(0) > 1,
+        lambda found: found.count("total") == 1024 and found.grid(0) > 1,
         [((4, 9, 2048),), ((4, 9, 1025),), ((5, 8, 2050),)], [((4, 9, 1024),)],
     ),
     Rule(
-        "kernel.host.loops", "ROWS", lambda x, y: x @ y, lambda x, y: x @ y,
-        lambda found: found.has("totals") and not panels(found),
+        "kernel.host.rows", "ROWS", lambda x, y: x @ y, lambda x, y: x @ y,
+        lambda found: found.has("total") and not panels(found),
         [((3, 40), (40, 128)), ((3, 17), (17, 333))], [((4, 40), (40, 128))],
     ),
     Rule(
