@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,10 @@ def test_a_program_runs(
 ) -> None:
     """A comment behind a `print` is what it prints."""
     monkeypatch.chdir(tmp_path)  # for the files that it writes
-    exec(compile(text, where, "exec"), {"__name__": "__main__"})
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, where, "exec"), namespace)
+    for device in namespace.get("devices", ()):  # those of a program that splits its work
+        device.close()
     printed = capsys.readouterr().out
     for expected in re.findall(r"print\(.*\)  # (.*)", text):
         assert expected in printed

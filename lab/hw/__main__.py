@@ -3,6 +3,8 @@
 python -m lab.hw                               every GPU that can be opened
 python -m lab.hw --device virtual:gh100        one device; a model's report goes to build/hardware
 python -m lab.hw --only life rates             only some sections
+python -m lab.hw --only rates rows matmul candidates --minutes 9
+                                               speed beside CUDA, and what might be faster
 
 Ends within --minutes (5). Needs the Python packages alone, no network. Exit code: 0 nothing failed;
 1 something did; 3 there is no GPU, which is not a success.
@@ -27,7 +29,9 @@ from ugpu.tools.inspect.smi import NOT_GPUS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: section -> seconds it may take when there is time for all; the last may take what is left
-SECTIONS = {"contract": 60, "corpus": 90, "faults": 20, "rates": 30, "matmul": 30, "life": 50}
+SECTIONS = {"contract": 60, "corpus": 90, "faults": 20, "rates": 30, "rows": 20, "matmul": 30,
+            "life": 50, "candidates": 240}  # fmt: skip
+USUAL = tuple(name for name in SECTIONS if name != "candidates")
 OPENING_S = 40
 PEER_S = 40
 #: seconds a section gets to end by itself after its time
@@ -115,8 +119,9 @@ def usable(entries: Sequence[DeviceEntry]) -> list[str]:
 
 
 def beside(results: Sequence[Result], peer: Mapping[str, float]) -> list[Result]:
-    """The results with the peer's numbers where there are any."""
-    return [replace(each, peer=peer.get(each.name)) for each in results]
+    """The results with the peer's numbers where there are any. What follows ": " in a name is a
+    candidate for the work before it."""
+    return [replace(each, peer=peer.get(each.name.partition(": ")[0])) for each in results]
 
 
 def examine(device: str, sections: Sequence[str], end: float, folder: Path | None) -> Report:
@@ -167,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", action="append", metavar="NAME", help="default: every GPU")
     parser.add_argument("--minutes", type=float, default=5, help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="default: docs/hardware or build/hardware")
-    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=tuple(SECTIONS))
+    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=USUAL)
     given = parser.parse_args(arguments)
     devices = given.device or usable(listed())
     if not devices:

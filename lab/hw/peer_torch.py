@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.hw.sections.rows import ATTENTION, ROWS
+
 MB = 1 << 20
 COPY = 256 * MB
 SIZE = 4096
@@ -72,7 +74,30 @@ def measure(torch: Any) -> dict[str, float]:  # Any: PyTorch has no part in our 
             a @ b
         wait()
         found[name] = 2 * SIZE**3 / _median(partial(torch.matmul, a, b), wait, 20) / 1e12
+    for name, row in rows(torch).items():
+        for _ in range(3):
+            row()
+        wait()
+        found[name] = _median(row, wait) * 1e6
     return found
+
+
+def rows(torch: Any) -> dict[str, Callable[[], object]]:
+    """The works of lab.hw.sections.rows."""
+    functional = torch.nn.functional
+    heads = [torch.randn(*ATTENTION, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    attend = partial(functional.scaled_dot_product_attention, *heads)
+    x = torch.randn(*ROWS, device="cuda")
+    return {
+        "attention bfloat16": attend,
+        "causal attention bfloat16": partial(attend, is_causal=True),
+        "softmax": partial(functional.softmax, x, -1),
+        "layer norm": partial(functional.layer_norm, x, ROWS[-1:]),
+        "sum of rows": partial(x.sum, -1),
+        "largest of rows": partial(x.amax, -1),
+        "places of the largest": partial(x.argmax, -1),
+        "sum of all": x.sum,
+    }
 
 
 def main() -> int:

@@ -51,7 +51,7 @@ def _ours(device: Device) -> Works:
     a, b = (Tensor(rng.random((4, 4)).astype("f4"), device=device) for _ in "ab")
     table = Tensor(rng.random((64, 64)).astype("f4"), device=device)
     array = rng.random(256).astype("f4")
-    held = Tensor(array, device=device)
+    held, half = Tensor(array, device=device), x.half().realize()
     recorded = jit(lambda x, y: x @ y)
     return {
         "add of 16": lambda: (x + y).realize(),
@@ -67,6 +67,9 @@ def _ours(device: Device) -> Works:
         ),
         "slice + number": lambda: (table[3:9] + 1.0).realize(),
         "times a new number": lambda: (x * random.random()).realize(),
+        "times a new number, float16": lambda: (half * random.random()).realize(),
+        "whole quotient by a new number": lambda: (x // random.random()).realize(),
+        "where, a new number": lambda: (x > 0.5).where(x, random.random()).realize(),
         "tensor of a 1 KB array": lambda: Tensor(array, device=device),
         "1 KB array of a tensor": held.numpy,
     }
@@ -79,7 +82,7 @@ def _theirs() -> Works:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     x, y, a, b, table = (torch.rand(*shape) for shape in ((16,), (16,), (4, 4), (4, 4), (64, 64)))
     array = np.random.default_rng(0).random(256).astype("f4")
-    held = torch.tensor(array)
+    held, half = torch.tensor(array), x.half()
     return {
         "add of 16": lambda: x + y,
         "softmax of 16": lambda: x.softmax(-1),
@@ -91,6 +94,9 @@ def _theirs() -> Works:
         "softmax of 4x4 matmul and its wait": lambda: ((a @ b) * 2.0).softmax(-1),
         "slice + number": lambda: table[3:9] + 1.0,
         "times a new number": lambda: x * random.random(),
+        "times a new number, float16": lambda: half * random.random(),
+        "whole quotient by a new number": lambda: x // random.random(),
+        "where, a new number": lambda: torch.where(x > 0.5, x, random.random()),
         "tensor of a 1 KB array": lambda: torch.tensor(array),
         "1 KB array of a tensor": lambda: held.numpy().copy(),
     }
@@ -146,5 +152,30 @@ def _second_process() -> dict[str, object]:
         }
 
 
+def _on_models() -> list[dict[str, object]]:
+    """Numbers that are new each time on virtual GPUs: processor time of the calling thread."""
+    results: list[dict[str, object]] = []
+    for name in ("virtual:navi31", "virtual:gh100"):
+        with hcq.open(name) as device:
+            x = Tensor(np.random.default_rng(0).random(64).astype("f4"), device=device).realize()
+            works: Works = {
+                "times a new number": lambda x=x: (x * random.random()).realize(),
+                "x * 2 + 1": lambda x=x: (x * 2 + 1).realize(),
+            }
+            for title, work in works.items():
+                for _ in range(TIMES):
+                    work()
+                times = []
+                for _ in range(TURNS):
+                    device.synchronize()
+                    start = time.thread_time()
+                    for _ in range(TIMES):
+                        work()
+                    times.append((time.thread_time() - start) / TIMES * 1e6)
+                title = f"eager: {title} on {name}, processor time"
+                results.append({"name": title, "value": min(times), "unit": "us"})
+    return results
+
+
 def measure() -> list[dict[str, object]]:
-    return [*_operations(), _second_process()]
+    return [*_operations(), *_on_models(), _second_process()]

@@ -115,6 +115,11 @@ class _Works:
             numpy=lambda x, w: w[x],
         )  # fmt: skip
         results += self.work(
+            "(arange(1000) == 20,000 places) @ 1000 x 64", (places % 1000, table[:1000]),
+            lambda x, w: hot(x, 1000).cast("float32") @ w, lambda x, w: w[x],
+            numpy=lambda x, w: w[x],
+        )  # fmt: skip
+        results += self.work(
             "histogram of a million in 256 by one-hot", (bins,), lambda x: hot(x, 256).sum(0),
             lambda x: x.bincount(minlength=256), numpy=partial(np.bincount, minlength=256),
         )  # fmt: skip
@@ -281,10 +286,12 @@ class _Works:
             "cumprod 1000^2", [near_one], lambda x: x.cumprod(1), lambda x: x.cumprod(1), (),
             lambda x: np.cumprod(x, 1),
         )  # fmt: skip
-        return results + self.work(
-            "cummax 1000^2", [self.floats(1000, 1000)], lambda x: x.cummax(1),
-            lambda x: x.cummax(1).values, (), lambda x: np.maximum.accumulate(x, 1),
-        )  # fmt: skip
+        for rows in (100, 1000):
+            results += self.work(
+                f"cummax {rows} x 1000", [self.floats(rows, 1000)], lambda x: x.cummax(1),
+                lambda x: x.cummax(1).values, (), lambda x: np.maximum.accumulate(x, 1),
+            )  # fmt: skip
+        return results
 
     def small(self) -> list[Any]:
         """Small and symmetric products, places of maxima, neighbours on a torus."""
@@ -303,7 +310,14 @@ class _Works:
             "A.T @ A, 20000 x 256", [self.floats(20_000, 256)], lambda x: x.permute(1, 0) @ x,
             lambda x: x.T @ x, numpy=lambda x: x.T @ x,
         )  # fmt: skip
-        for rows, columns in ((3, 1_000_003), (1000, 1000)):
+        for rows, depth, columns in ((512, 256, 256), (1000, 100, 100)):
+            results += self.work(
+                f"A.T @ B, {rows} x {depth} by {rows} x {columns}",
+                [self.floats(rows, depth), self.floats(rows, columns)],
+                lambda x, y: x.permute(1, 0) @ y, lambda x, y: x.T @ y,
+                numpy=lambda x, y: x.T @ y,
+            )  # fmt: skip
+        for rows, columns in ((3, 1_000_003), (1000, 1000), (64, 32_000), (256, 1000)):
             results += self.work(
                 f"argmax {rows} x {columns}", [self.floats(rows, columns)],
                 lambda x: x.argmax(1), lambda x: x.argmax(1), numpy=partial(np.argmax, axis=1),
@@ -339,6 +353,7 @@ class _Works:
         for name, shape in (
             ("fft2", (512, 512, 2)), ("fft2", (1000, 1000, 2)), ("fft", (400, 400, 2)),
             ("rfft", (400, 400)), ("rfft", (1000, 1000)),
+            ("fft", (8, 256, 2)), ("fft", (4, 512, 2)), ("fft", (64, 8192, 2)),
         ):  # fmt: skip
             others = {}
             if scipy is not None:

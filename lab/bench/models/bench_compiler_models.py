@@ -87,18 +87,25 @@ class _Models:
         return Module().eval()
 
     def session(self, module: Any, given: Sequence[Any], wanted: Array) -> Work:
-        exported, options = io.BytesIO(), self.runtime.SessionOptions()
-        program = self.torch.onnx.export(module, tuple(given), dynamo=True, verbose=False)
-        program.save(exported)
-        options.intra_op_num_threads = self.threads
-        session = self.runtime.InferenceSession(
-            exported.getvalue(), options, providers=["CPUExecutionProvider"]
-        )
+        session = self.started(self.exported(module, given))
         names = [each.name for each in session.get_inputs()]
         feed = {name: each.numpy() for name, each in zip(names, given, strict=True)}
         found = session.run(None, feed)[0]
         assert float(np.abs(found - wanted).max() / np.abs(wanted).max()) < TOLERANCE
         return partial(session.run, None, feed)
+
+    def exported(self, module: Any, given: Sequence[Any]) -> bytes:
+        """Return a module as an ONNX model."""
+        exported = io.BytesIO()
+        program = self.torch.onnx.export(module, tuple(given), dynamo=True, verbose=False)
+        program.save(exported)
+        return exported.getvalue()
+
+    def started(self, model: bytes) -> Any:
+        """Return onnxruntime's session for a model."""
+        options = self.runtime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        return self.runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def forward(
         self, name: str, ours: Callable[[Weights, Tensor], Tensor], theirs: str, *shape: int

@@ -20,11 +20,13 @@ from lab.hw import process
 from lab.hw.budget import Budget, median_s
 from lab.hw.report import OUTCOMES, Report, Result, slug
 from lab.hw.sections import (
+    candidates,
     contract,
     corpus,
     faults,
     life,
     rates,
+    rows,
 )
 from ugpu import hcq
 from ugpu.hcq.errors import DeviceHang, OutOfMemory, UgpuError
@@ -313,7 +315,8 @@ def test_every_section_can_be_run_and_every_outcome_is_known() -> None:
     for name in suite.SECTIONS:
         module = importlib.import_module(f"lab.hw.sections.{name}")
         assert module.TITLE and callable(module.run)
-    assert sum(suite.SECTIONS.values()) + len(suite.SECTIONS) * suite.GRACE_S < 5 * 60 + 60
+    usual = sum(suite.SECTIONS[name] + suite.GRACE_S for name in suite.USUAL)
+    assert usual < 5 * 60 + 60 and usual + suite.SECTIONS["candidates"] < 10 * 60
     assert LINE.outcome in OUTCOMES
 
 
@@ -345,3 +348,48 @@ def test_the_peer_says_when_there_is_none() -> None:
         capture_output=True, text=True, check=False, cwd=suite.ROOT,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
+
+
+def test_the_checker_of_order_sees_a_missing_barrier() -> None:
+    """The model runs the newest launch first where nothing orders them."""
+    with (
+        hcq.open("virtual:gh100") as device,
+        device.load(candidates.TURNED.format(cpu=device.target.cpu).encode()) as program,
+    ):
+        budget = Budget(0, small=True)
+        for ordered in (True, False):
+            wrong, replays = candidates.ordering(
+                device, program["turned"], 1024, 8, budget, ordered
+            )
+            assert (wrong == 0) is ordered and replays == 1
+
+
+def test_each_descriptor_is_tried_and_checked() -> None:
+    with hcq.open("virtual:gh100") as device:
+        for name, fields in candidates.DESCRIPTORS.items():
+            found = candidates.described(device, name, fields, Budget(0, small=True))
+            assert found.outcome == "measured", found
+        unknown = candidates.described(device, "x", {"NO_SUCH": 1}, Budget(0, small=True))
+        assert (unknown.outcome, unknown.remark) == ("skipped", "this descriptor lacks NO_SUCH")
+
+
+def test_candidates_of_launches_copies_and_products() -> None:
+    with hcq.open("virtual:gh100") as device:
+        budget = Budget(0, small=True)
+        found = [
+            candidates.recorded_launch(device, budget),
+            candidates.copied(device, "copy within the device: it", "uint64", budget),
+            *candidates.products(device, "bfloat16", budget),
+        ]
+    assert [each.outcome for each in found[:2]] == ["measured", "measured"]
+    assert all(each.outcome in ("measured", "skipped") for each in found[2:])
+    beside = suite.beside(found, {"launch and wait": 2.0, "copy within the device": 3.0})
+    assert [each.peer for each in beside[:2]] == [2.0, 3.0]
+
+
+def test_rows_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(each.outcome == "measured" for each in rows.run("cpu", Budget(0, small=True)))
+    wrong = rows.Row("softmax", lambda x: x.softmax(0), rows.WORKS[0].numpy)
+    monkeypatch.setattr(rows, "WORKS", (wrong,))
+    *_, last = rows.run("cpu", Budget(0, small=True))
+    assert last.outcome == "failed"
