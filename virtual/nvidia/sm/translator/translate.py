@@ -117,8 +117,9 @@ def translate(
     """Translate a kernel.
 
     full: all warps have 32 lanes. rows: the block's x is a multiple of 32, so that a warp is
-    within one row. quick: code that compiles fast. stepped: the code halts on request (`translator.stepping`). Raises
-    NotSupported, which names instruction and line.
+    within one row. quick: memory accesses are calls, so that the code compiles fast. stepped: the
+    code halts on request (`translator.stepping`). Raises NotSupported, which names instruction and
+    line.
     """
     graph = build(flat)
     held = held_by(graph)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ugpu.virtual import shader as emu
 from ugpu.virtual.nvidia.sm.runtime import layout
-from ugpu.virtual.nvidia.sm.runtime.resolve import PREFIX, WIDE
+from ugpu.virtual.nvidia.sm.runtime.resolve import WIDE
 from ugpu.virtual.nvidia.sm.translator.access import memory
 from ugpu.virtual.nvidia.sm.translator.access.variables import Places
 from ugpu.virtual.nvidia.sm.translator.control.analysis import Facts

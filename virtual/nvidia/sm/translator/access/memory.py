@@ -29,8 +29,8 @@ from ugpu.virtual.shader import tlb
 from ugpu.virtual.shader.memory import Access
 
 SHARED_SPACES = ("shared", "shared::cluster", "")  # whose addresses may be in shared memory
-# Accesses that are calls where the emitter has `outlines`, see `functions`: spaces and bytes a lane;
-# units, and how many, that lanes load from shared memory; bytes at an address that lanes share.
+# Accesses that are calls where the emitter has `outlines`, see `functions`: spaces and bytes a
+# lane; units, and how many, loaded from shared memory; bytes at an address that lanes share.
 OUTLINED_SPACES, OUTLINED_SIZES = ("global", "shared"), (1, 2, 4, 8)
 HALVES = (4, 1), (4, 2), (4, 4), (8, 1), (8, 2)
 UNIFORM_SIZES = (1, 2, 4, 8, 16, 32)
