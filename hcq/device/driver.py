@@ -112,6 +112,11 @@ class Driver(ABC):
     def load_program(self, image: bytes) -> Program:
         """Check a code object and place it in memory. Raises BadCodeObject with the defect."""
 
+    def foresee(self, images: Sequence[bytes]) -> None:
+        """Prepare code objects that will be loaded next, where that is faster for all at once. A
+        hint: does not report defects."""
+        return
+
     # ---- queues ------------------------------------------------------------------------------
 
     @abstractmethod

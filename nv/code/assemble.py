@@ -37,6 +37,7 @@ _CHILD = (
     "from ugpu.nv.code.assemble import assemble_in_child; assemble_in_child()"
 )
 _apart = False
+QUICK = ("-O0",)  # options, of both assemblers, for machine code that nothing runs
 _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 
 
@@ -208,21 +209,21 @@ def assemble(
 ) -> bytes:
     """Return the cubin of a PTX module for `target` ("sm_90"), from the cache if it is there.
 
-    options: for the assembler; results of a call with options are not cached. BadCodeObject carries
-    the assembler's log, MissingDependency the command that installs an assembler.
+    options: for the assembler. BadCodeObject carries the assembler's log, MissingDependency the
+    command that installs an assembler.
     """
     if not _ARCHITECTURE.fullmatch(target):
         raise BadCodeObject("target must be an architecture such as sm_90", target=target)
     assembler = find_assembler()
-    if cache_folder is None or options:
+    if cache_folder is None:
         return assembler.assemble(ptx, target, options)
     cubins = DiskCache(cache_folder)
     content = hashlib.sha256(ptx).hexdigest()
-    key = DiskCache.key(assembler.name, target, content)
+    key = DiskCache.key(assembler.name, target, content, *options)
     code = cubins.get(key)
     if code is None:
-        make = partial(assembler.assemble, ptx, target)
-        code = kept(make, Path(__file__), assembler.name, target, content)
+        make = partial(assembler.assemble, ptx, target, options)
+        code = kept(make, Path(__file__), assembler.name, target, content, *options)
         cubins.put(key, code)
     return code
 

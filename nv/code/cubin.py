@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.hcq.objects.argument import Argument
@@ -127,6 +127,17 @@ class Cubin:
     symbols: tuple[Symbol, ...] = field(repr=False)
     relocations: tuple[Relocation, ...] = field(repr=False)
     constants: Mapping[int, int] = field(default_factory=dict, repr=False)
+
+    def only(self, kernel: str) -> Cubin:
+        """Return the cubin without the sections of other kernels, which become empty."""
+        empty = Section(0, "", 0, 0, 0, 1, 0, 0, b"")
+        sections = tuple(
+            replace(empty, index=section.index)
+            if (owner := section.name.rpartition(".")[2]) in self.kernels and owner != kernel
+            else section
+            for section in self.sections
+        )
+        return replace(self, kernels={kernel: self.kernels[kernel]}, sections=sections)
 
     @property
     def target(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ugpu.hcq.errors import BadCodeObject
@@ -15,6 +16,18 @@ from ugpu.nv.code.cubin import Cubin, parse_cubin
 from ugpu.nv.code.heap import with_heap
 from ugpu.nv.code.output_routines import with_routines
 
+log = logging.getLogger(__name__)
+
+# A module of one entry, whose variables are its own, as LLVM writes it: what begins a line belongs
+# to the module or to the entry.
+_ALONE = re.compile(
+    rb"(?P<head>(?:[ \t]*(?://[^\n]*)?\n)*\.version [^\n]*\n\.target [^\n]*\n\.address_size 64\n)"
+    rb"(?P<body>(?:[ \t]*(?://[^\n]*)?\n)*\.visible \.entry (?P<name>[\w$]+)\(.*)",
+    re.DOTALL,
+)
+_DIRECTIVE = re.compile(rb"^\.(?:visible \.)?\w+", re.MULTILINE)
+_OF_ENTRIES = frozenset((b".visible .entry", b".reqntid", b".maxntid", b".minnctapersm",
+                         b".maxnreg"))  # fmt: skip
 # Clients give the text: each expression takes time in proportion to it, whatever it contains.
 _TARGET = re.compile(rb"^[ \t]*\.target\s+sm_(\d{1,9})([af]?)", re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
@@ -45,17 +58,64 @@ class Source:
         )
 
 
-def read_source(data: bytes, capability: tuple[int, int]) -> Source:
-    """Assemble PTX text, or take a cubin, and check it for a GPU. Raises BadCodeObject."""
+def read_source(
+    data: bytes, capability: tuple[int, int], options: tuple[str, ...] = (),
+    together: Mapping[bytes, Cubin] | None = None,
+) -> Source:  # fmt: skip
+    """Assemble PTX text, or take a cubin, and check it for a GPU. Raises BadCodeObject. options:
+    for the assembler. together: texts that have been assembled (`assemble_together`)."""
     ptx, target = b"", ""
     if not data.startswith(b"\x7fELF"):
-        ptx = data.rstrip(b"\0")
-        target = _check_text(ptx, capability)
-        ptx = to_own_memory(with_heap(with_routines(ptx)), target)
-        data = assemble(ptx, target, config().cache_folder / "cubins")
-    cubin = parse_cubin(data)
+        ptx, target = _prepared(data, capability)
+        cubin = (together or {}).get(ptx) or parse_cubin(_assembled(ptx, target, options))
+    else:
+        cubin = parse_cubin(data)
     _check_target(cubin, capability)
     return Source(cubin, ptx, target, _parameters(ptx))
+
+
+def assemble_together(
+    texts: Sequence[bytes], capability: tuple[int, int], options: tuple[str, ...]
+) -> dict[bytes, Cubin]:
+    """Assemble the texts that can share a module as one, which takes a fraction of the time.
+
+    Return, by the text as `read_source` assembles it, a cubin whose only kernel is the text's.
+    Texts of which one is invalid are left out: each is reported when it is loaded.
+    """
+    modules: dict[tuple[bytes, str], dict[str, bytes]] = {}  # by header and target: entry to text
+    for data in texts:
+        if data.startswith(b"\x7fELF"):
+            continue
+        try:
+            ptx, target = _prepared(data, capability)
+        except BadCodeObject:
+            continue
+        alone = _ALONE.fullmatch(ptx)
+        if alone is not None and not set(_DIRECTIVE.findall(alone["body"])) - _OF_ENTRIES:
+            modules.setdefault((alone["head"], target), {})[alone["name"].decode()] = ptx
+    cubins: dict[bytes, Cubin] = {}
+    for (head, target), entries in modules.items():
+        if len(entries) < 2:
+            continue
+        bodies = [ptx[len(head) :] for ptx in entries.values()]
+        try:
+            cubin = parse_cubin(_assembled(b"\n".join([head, *bodies]), target, options))
+        except BadCodeObject as error:
+            log.debug("%d kernels are assembled one by one: %s", len(entries), error)
+            continue
+        cubins |= {ptx: cubin.only(name) for name, ptx in entries.items()}
+    return cubins
+
+
+def _prepared(data: bytes, capability: tuple[int, int]) -> tuple[bytes, str]:
+    """Return the text to assemble, and for which architecture. Raises BadCodeObject."""
+    ptx = data.rstrip(b"\0")
+    target = _check_text(ptx, capability)
+    return to_own_memory(with_heap(with_routines(ptx)), target), target
+
+
+def _assembled(ptx: bytes, target: str, options: tuple[str, ...]) -> bytes:
+    return assemble(ptx, target, config().cache_folder / "cubins", options)
 
 
 def _check_text(ptx: bytes, capability: tuple[int, int]) -> str:

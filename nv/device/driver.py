@@ -295,6 +295,9 @@ class NvDriver(WorkHolder):
     def load_program(self, image: bytes) -> Program:
         return self.programs.load(image)
 
+    def foresee(self, images: Sequence[bytes]) -> None:
+        self.programs.foresee(images)
+
     def clean(self) -> tuple[Timeline, int]:
         """See Driver and nv.work.cleaner."""
         return self.cleaner.submit()

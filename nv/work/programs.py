@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ugpu.hcq.errors import BadCodeObject, UgpuError
 from ugpu.hcq.objects.argument import Argument
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.state.config import config
 from ugpu.hcq.state.instruction import Culprit
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.transport.node import code_of
@@ -19,12 +21,12 @@ from ugpu.hcq.work.command import Command, Copy, Fill, Signal
 from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.program import Kernel, Program
 from ugpu.nv.code import ptx_lines as ptxlines
-from ugpu.nv.code.assemble import assemble
+from ugpu.nv.code.assemble import QUICK, assemble
 from ugpu.nv.code.cubin import Cubin, KernelCode
 from ugpu.nv.code.heap import Heap
 from ugpu.nv.code.image import Image, lay_out
 from ugpu.nv.code.output import Output
-from ugpu.nv.code.source import read_source
+from ugpu.nv.code.source import assemble_together, read_source
 from ugpu.nv.packets.families import STACK_RESERVED, Family
 from ugpu.nv.packets.launch import prepare, shared_size
 from ugpu.nv.packets.pushbuffer import COMPUTE, header, method
@@ -72,6 +74,7 @@ class ProgramsHolder(QueueHolder):
     """A holder that loads programs."""
 
     family: Family
+    clock: Clock
     carveouts: tuple[int, ...]  # bytes of shared memory that a multiprocessor can set aside
     dynamic_stack: int  # bytes per thread for recursion and alloca, in programs loaded from now on
 
@@ -94,6 +97,7 @@ class Programs:
         self.local: Memory | None = None
         self.local_size = 0  # bytes per thread that `local` is for
         self._loaded: dict[Memory, _Loaded] = {}
+        self._together: dict[bytes, Cubin] = {}  # texts that `foresee` has assembled
 
     def load(self, data: bytes, way: Way | None = None) -> Program:
         """Assemble PTX text, check the cubin and load it into GPU memory; see Device.load.
@@ -102,7 +106,8 @@ class Programs:
         cannot be used.
         """
         driver = self.driver
-        source = read_source(data, driver.gpu.capability)
+        source = read_source(data, driver.gpu.capability, self._options(), self._together)
+        self._together.pop(source.ptx, None)
         cubin, ptx, target = source.cubin, source.ptx, source.target
         if not ptx and code_of(driver.session.source) == "PTX":
             raise BadCodeObject(_NEEDS_PTX, found=f"a cubin for {cubin.target}")
@@ -136,6 +141,17 @@ class Programs:
                 self.forget(memory)
                 memory.close()
             raise
+
+    def foresee(self, images: Sequence[bytes]) -> None:
+        """See Driver. Takes effect on models, which run the PTX: the time of a board's assembler
+        passes in the optimisation of each kernel."""
+        options = self._options()
+        if options:
+            self._together = assemble_together(images, self.driver.gpu.capability, options)
+
+    def _options(self) -> tuple[str, ...]:
+        """Return the assembler's options: what a model does not run is not optimised."""
+        return QUICK if self.driver.clock.of_model and config().tiers else ()
 
     def _kernel(
         self,

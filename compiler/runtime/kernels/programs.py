@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,8 +118,7 @@ class Programs:
         firsts: list[tuple[_Pending, Program]] = []
         try:
             with Progress(len(pending)) as progress:
-                for waiting in pending.values():
-                    progress.await_one(waiting.compiled)
+                for waiting in self._awaited(pending, progress):
                     loaded = self._finish(waiting)
                     known |= {id(group): loaded for group in waiting.groups}
                     if waiting.first:
@@ -128,6 +127,19 @@ class Programs:
             for waiting, program in firsts:
                 self.tiers.later(waiting.first, waiting.record, waiting.groups, program)
         return tuple([known[id(group)] for group in groups])
+
+    def _awaited(self, pending: Mapping[str, _Pending], progress: Progress) -> Iterator[_Pending]:
+        """Yield each kernel once it is compiled; a model's once all are, which its driver prepares
+        together."""
+        together = self.target.quick and len(pending) > 1
+        for waiting in pending.values():
+            progress.await_one(waiting.compiled)
+            if not together:
+                yield waiting
+        if together:
+            images = [waiting.image or _image_of(waiting.compiled) for waiting in pending.values()]
+            self.device.driver.foresee([image for image in images if image])
+            yield from pending.values()
 
     def _begin(self, group: Group, pending: dict[str, _Pending]) -> Loaded | _Pending:
         """Return a group's kernel if it is loaded; otherwise lower it and start compiling it."""
@@ -268,6 +280,11 @@ class Programs:
         for listener in tuple(listeners):
             listener(told)
         return loaded
+
+
+def _image_of(compiled: Future[Compiled] | None) -> bytes:
+    """Return the image of a kernel that was compiled; empty if it failed."""
+    return b"" if compiled is None or compiled.exception() else compiled.result().image
 
 
 def _work(group: Group) -> Work:

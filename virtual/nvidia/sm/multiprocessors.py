@@ -28,6 +28,7 @@ from ugpu.virtual.nvidia.sm.runtime.launch.grid import BadLaunch, Grid
 from ugpu.virtual.nvidia.sm.runtime.launch.stepping import SteppedCode, Stepping
 from ugpu.virtual.nvidia.sm.runtime.launch.worker import Run, Worker
 from ugpu.virtual.nvidia.sm.runtime.library import flight_hooks, launch_addresses
+from ugpu.virtual.nvidia.sm.translator.access import functions
 from ugpu.virtual.nvidia.sm.translator.access.variables import Places
 from ugpu.virtual.nvidia.sm.translator.control.flatten import Flat
 from ugpu.virtual.nvidia.sm.translator.control.stepping import StepPlaces
@@ -117,6 +118,7 @@ class VirtualMultiprocessors(Executor[Worker, SmOutcome]):
         self._sources: Recent[tuple[str, str], _Source] = Recent()
         self._kernels: Recent[tuple[str, str, bool, bool], _Kernel] = Recent()
         self._launch, self._launch_clusters = map(_LAUNCH, launch_addresses(cache))
+        functions.offer(cache)
         self._cache = cache
 
     def run(self, launch: GridLaunch, memory: GridSpace, abort: Abort) -> SmOutcome:
@@ -248,7 +250,7 @@ class VirtualMultiprocessors(Executor[Worker, SmOutcome]):
                 return level, stored
         level = _CAREFUL if hot else _QUICK
         start = time.perf_counter()
-        made = translate(source.flat, source.places, grid.full, grid.rows)
+        made = translate(source.flat, source.places, grid.full, grid.rows, quick=level == _QUICK)
         stored = _object_of(made, level, start)
         self._objects.put(keys[level], stored)
         return level, stored

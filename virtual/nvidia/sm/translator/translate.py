@@ -111,13 +111,15 @@ def prepare(module: Module, name: str) -> tuple[Flat, Places]:
 
 
 def translate(
-    flat: Flat, places: Places, full: bool, rows: bool, *, stepped: bool = False
-) -> Translation:
+    flat: Flat, places: Places, full: bool, rows: bool, *, quick: bool = False,
+    stepped: bool = False,
+) -> Translation:  # fmt: skip
     """Translate a kernel.
 
     full: all warps have 32 lanes. rows: the block's x is a multiple of 32, so that a warp is
-    within one row. stepped: the code halts on request (`translator.stepping`). Raises
-    NotSupported, which names instruction and line.
+    within one row. quick: memory accesses are calls, so that the code compiles fast. stepped: the
+    code halts on request (`translator.stepping`). Raises NotSupported, which names instruction and
+    line.
     """
     graph = build(flat)
     held = held_by(graph)
@@ -130,7 +132,7 @@ def translate(
     count = sum(i.name in _MEMORY for block in graph.blocks for i in block.code)
     looped = loops(graph)
     for number, block in enumerate(graph.blocks):
-        k.outlines = count > _VERY_MANY or (count > _MANY and number not in looped)
+        k.outlines = quick or count > _VERY_MANY or (count > _MANY and number not in looped)
         k.begin(f"b{number}")
         k.block, k.divergent = number, facts.divergent[number]
         flow.gather(number)

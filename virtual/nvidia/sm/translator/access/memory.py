@@ -29,6 +29,11 @@ from ugpu.virtual.shader import tlb
 from ugpu.virtual.shader.memory import Access
 
 SHARED_SPACES = ("shared", "shared::cluster", "")  # whose addresses may be in shared memory
+# Accesses that are calls where the emitter has `outlines`, see `functions`: spaces and bytes a
+# lane; units, and how many, loaded from shared memory; bytes at an address that lanes share.
+OUTLINED_SPACES, OUTLINED_SIZES = ("global", "shared"), (1, 2, 4, 8)
+HALVES = (4, 1), (4, 2), (4, 4), (8, 1), (8, 2)
+UNIFORM_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 def address(k: Kernel, operand: Operand) -> tuple[Value, str | None]:
@@ -157,35 +162,33 @@ def _fast(k: Kernel, space: str, where: Value, size: int, mask: str, write: bool
     return k.value(f"and i1 {row}, {good}"), host
 
 
+def name_of(verb: str, space: str, size: int) -> str:
+    """Return the name of the function that is an access of `size` bytes a lane."""
+    return f"{PREFIX}access_{verb}_{space}_{size}"
+
+
+def halves_name(unit: int, count: int) -> str:
+    """Return the name of the function that loads `count` units a lane from shared memory into the
+    IO columns."""
+    return f"{PREFIX}access_halves_{unit}_{count}"
+
+
 def _load_varying(k: Kernel, space: str, where: Value, size: int, mask: str) -> list[Value]:
-    if space not in ("global", "shared") or size > 8:
+    if space not in OUTLINED_SPACES or size > 8:
         return load_lanes(k, space, where, size, mask)
     if not k.outlines:
-        return _load_quickly(k, space, where, size, mask)
-    name = f"load.{space}.{size}"
+        return load_quickly(k, space, where, size, mask)
     element = "i64" if size == 8 else "i32"
-    kind = f"<32 x {element}>"
-    if name not in k.helpers:
-        e = _helper(k)
-        (value,) = _load_quickly(e, space, Value("%where", "i64", False), size, "%lanes")
-        head = f'define internal {kind} @"{name}"(ptr %context, {WIDE} %where, i32 %lanes) noinline'
-        k.helpers[name] = "\n".join([head + " {", *e.lines, f"  ret {kind} {value.text}", "}"])
-        k.declarations |= e.declarations
-    text = k.value(f'call {kind} @"{name}"(ptr %context, {WIDE} {k.vec(where)}, i32 {mask})')
+    text = k.call(
+        f"<32 x {element}>", name_of("load", space, size), ("ptr", "%context"),
+        (WIDE, k.vec(where)), ("i32", mask),
+    )  # fmt: skip
     k.fault_if_found()
     return [Value(text, element, False)]
 
 
-def _helper(k: Kernel) -> Kernel:
-    """Return the emitter of a function that replaces code which would be repeated often."""
-    e = type(k)(k.facts, k.places, k.full, k.rows)
-    e.quiet = True
-    e.do(f"%tlb.at = getelementptr i8, ptr %context, i64 {layout.TLB}")
-    e.do("%tlb = load ptr, ptr %tlb.at")
-    return e
-
-
-def _load_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> list[Value]:
+def load_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> list[Value]:
+    """Load up to 8 bytes a lane, as one vector where the lanes are consecutive."""
     element = "i64" if size == 8 else "i32"
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
     good, host = _fast(k, space, where, size, mask, False)
@@ -212,34 +215,23 @@ def _last_label(k: Kernel) -> str:
 def _store_varying(
     k: Kernel, space: str, where: Value, size: int, mask: str, words: list[Value]
 ) -> None:
-    if space not in ("global", "shared") or size > 8 or (k.proxies and space == "shared"):
+    if space not in OUTLINED_SPACES or size > 8 or (k.proxies and space == "shared"):
         store_lanes(k, space, where, size, mask, words)
         return
     if not k.outlines:
-        _store_quickly(k, space, where, size, mask, words)
+        store_quickly(k, space, where, size, mask, words)
         return
-    name = f"store.{space}.{size}"
-    element = words[0].element
-    kind = f"<32 x {element}>"
-    if name not in k.helpers:
-        e = _helper(k)
-        data = Value("%data", element, False)
-        _store_quickly(e, space, Value("%where", "i64", False), size, "%lanes", [data])
-        head = (
-            f'define internal void @"{name}"(ptr %context, {WIDE} %where, i32 %lanes, {kind} %data)'
-        )
-        k.helpers[name] = "\n".join([head + " noinline {", *e.lines, "  ret void", "}"])
-        k.declarations |= e.declarations
-    k.do(
-        f'call void @"{name}"(ptr %context, {WIDE} {k.vec(where)}, i32 {mask},'
-        f" {kind} {k.vec(words[0])})"
-    )
+    k.call(
+        "void", name_of("store", space, size), ("ptr", "%context"), (WIDE, k.vec(where)),
+        ("i32", mask), (f"<32 x {words[0].element}>", k.vec(words[0])),
+    )  # fmt: skip
     k.fault_if_found()
 
 
-def _store_quickly(
+def store_quickly(
     k: Kernel, space: str, where: Value, size: int, mask: str, words: list[Value]
 ) -> None:
+    """Store up to 8 bytes a lane, as one vector where the lanes are consecutive."""
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
     good, host = _fast(k, space, where, size, mask, True)
     k.vec(where)
@@ -266,32 +258,42 @@ def _store_quickly(
 # -- uniform addresses ---------------------------------------------------------------------------
 
 
-def _uniform_host(k: Kernel, space: str, where: Value, size: int, write: bool, mask: str) -> str:
-    """Return the host address of an address that all lanes share, for the lanes in `mask`."""
+def _uniform_host(k: Kernel, space: str, where: Value, size: int, mask: str) -> str:
+    """Return the host address of data that all lanes load, for the lanes in `mask`."""
     if space in ("global", "const", "param") and mask == "-1":
-        # Fast path: the translation is known and the address is aligned.
-        fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
-        good, host = hit(k, where.text, size, write)
-        low = k.value(f"and i64 {where.text}, {size - 1}")
-        straight = k.value(f"icmp eq i64 {low}, 0")
-        both = k.value(f"and i1 {good}, {straight}")
-        k.vec(where)
-        k.do(f"br i1 {both}, label %{fast}, label %{slow}, !prof !0")
-        k.lines.append(f"{fast}:")
-        k.do(f"br label %{done}")
-        k.lines.append(f"{slow}:")
-        hosts = resolve(k, space, where, size, write, "1")
-        one = k.value(f"extractelement {WIDE} {hosts}, i32 0")
-        other = k.value(f"inttoptr i64 {one} to ptr")
-        last = _last_label(k)
-        k.do(f"br label %{done}")
-        k.lines.append(f"{done}:")
-        return k.value(f"phi ptr [ {host}, %{fast} ], [ {other}, %{last} ]")
-    hosts = resolve(k, space, where, size, write, mask)
+        if not k.outlines:
+            return host_quickly(k, space, where, size)
+        name = name_of("host", "global", size)
+        host = k.call("ptr", name, ("ptr", "%context"), ("i64", where.text))
+        k.fault_if_found()
+        return host
+    hosts = resolve(k, space, where, size, False, mask)
     first = k.call("i32", "llvm.cttz.i32", ("i32", mask), ("i1", "false"))
     lane = k.value(f"and i32 {first}, 31")
     one = k.value(f"extractelement {WIDE} {hosts}, i32 {lane}")
     return k.value(f"inttoptr i64 {one} to ptr")
+
+
+def host_quickly(k: Kernel, space: str, where: Value, size: int) -> str:
+    """Return the host address of data that all lanes load: fast if the translation is known and the
+    address is aligned."""
+    fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
+    good, host = hit(k, where.text, size, False)
+    low = k.value(f"and i64 {where.text}, {size - 1}")
+    straight = k.value(f"icmp eq i64 {low}, 0")
+    both = k.value(f"and i1 {good}, {straight}")
+    k.vec(where)
+    k.do(f"br i1 {both}, label %{fast}, label %{slow}, !prof !0")
+    k.lines.append(f"{fast}:")
+    k.do(f"br label %{done}")
+    k.lines.append(f"{slow}:")
+    hosts = resolve(k, space, where, size, False, "1")
+    one = k.value(f"extractelement {WIDE} {hosts}, i32 0")
+    other = k.value(f"inttoptr i64 {one} to ptr")
+    last = _last_label(k)
+    k.do(f"br label %{done}")
+    k.lines.append(f"{done}:")
+    return k.value(f"phi ptr [ {host}, %{fast} ], [ {other}, %{last} ]")
 
 
 def load_uniform(k: Kernel, space: str, where: Value, unit: int, count: int) -> list[Value]:
@@ -303,7 +305,7 @@ def load_uniform(k: Kernel, space: str, where: Value, unit: int, count: int) -> 
             raise k.bad("the address lies outside the parameters")
         host = k.value(f"getelementptr i8, ptr {base}, i64 {offset}")
     else:
-        host = _uniform_host(k, space, where, unit * count, False, k.mask())
+        host = _uniform_host(k, space, where, unit * count, k.mask())
     values = []
     for n in range(count):
         at = k.value(f"getelementptr i8, ptr {host}, i64 {n * unit}") if n else host
@@ -384,15 +386,27 @@ def _load(k: Kernel, i: Instruction) -> None:
 def _load_units(k: Kernel, space: str, where: Value, unit: int, count: int) -> list[Value]:
     """Load from addresses that differ by lane."""
     mask = k.mask()
-    if space == "shared" and unit in (4, 8) and unit * count <= 16 and not k.outlines:
-        k.vec(where)
+    if space != "shared" or (unit, count) not in HALVES:
+        return split(k, _load_varying(k, space, where, unit * count, mask), unit, count)
+    if not k.outlines:
+        return load_halves(k, where, unit, count, mask)
+    k.call("void", halves_name(unit, count), ("ptr", "%context"), (WIDE, k.vec(where)),
+           ("i32", mask))  # fmt: skip
+    k.fault_if_found()
+    kind = f"i{8 * unit}"
+    return [
+        Value(k.value(f"load <32 x {kind}>, ptr {column(k, n)}"), kind, False) for n in range(count)
+    ]
 
-        def general() -> list[Value]:
-            words = load_lanes(k, space, where, unit * count, mask)
-            return split(k, words, unit, count)
 
-        return halves.load(k, k.varying(where), unit, count, mask, general)
-    return split(k, _load_varying(k, space, where, unit * count, mask), unit, count)
+def load_halves(k: Kernel, where: Value, unit: int, count: int, mask: str) -> list[Value]:
+    """Load `count` units a lane from shared memory, as rows where half warps read such."""
+    k.vec(where)
+
+    def general() -> list[Value]:
+        return split(k, load_lanes(k, "shared", where, unit * count, mask), unit, count)
+
+    return halves.load(k, k.varying(where), unit, count, mask, general)
 
 
 def _extended(k: Kernel, operand: Operand, value: Value, kind: str) -> Value:
