@@ -29,6 +29,7 @@ from ugpu.compiler.methods.ofclass import whole
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.lent import lend
+from ugpu.compiler.runtime.opened import by_value
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
 from ugpu.compiler.runtime.several.between import copy_between
@@ -367,11 +368,11 @@ class Tensor(Values):
             kept[name] = copied(self.device, array, dtypes.as_dtype(array.dtype))
         return self._new(kept[name])
 
-    def _stored_number(self, dtype: DType, number: int | float) -> Node | None:
+    def _given_number(self, dtype: DType, number: int | float) -> Node | None:
         device = self.device
         if device.closed or current_recording() is not None or active() is not None:
             return None
-        return runtime_of(device).held.node(dtype, number)
+        return by_value(dtype, number)
 
     def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
         if current_recording() is not None or core_of(self.device).capturing is not None:

@@ -167,7 +167,7 @@ class Series:
         dtype: the type in which the operation reads them.
         exact: whether it reads them in float32 if that type is narrow.
         first: those that recipes contain.
-        recipe: for other numbers, in memory, and stored operands; None before its first use.
+        recipe: for other numbers, by value, and stored operands; None before its first use.
     """
 
     __slots__ = ("dtype", "exact", "first", "recipe")
@@ -189,7 +189,7 @@ class Series:
 
 
 class HeldInt(int):
-    """A number that its operation reads from memory."""
+    """A number that comes by value: with each launch, as the element of `node`."""
 
     def __new__(cls, number: int, node: Node) -> Self:
         made = super().__new__(cls, number)
@@ -200,7 +200,7 @@ class HeldInt(int):
 
 
 class HeldFloat(float):
-    """A number that its operation reads from memory."""
+    """A number that comes by value: with each launch, as the element of `node`."""
 
     def __new__(cls, number: float, node: Node) -> Self:
         made = super().__new__(cls, number)
@@ -211,5 +211,5 @@ class HeldFloat(float):
 
 
 def with_held(method: Callable[[Any], T], number: int | float, node: Node) -> T:
-    """Return the result of a method that reads a number from memory."""
+    """Return the result of a method with a number that comes by value."""
     return method(HeldInt(number, node) if isinstance(number, int) else HeldFloat(number, node))

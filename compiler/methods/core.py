@@ -157,9 +157,9 @@ class TensorCore:
         other: TensorCore | None = None,
     ) -> Self:
         """Return what `_again` does for a method of self, another tensor if any, whose type is then
-        the number's, and a Python number, which is part of the recipe. holds: the recipe may read
-        it from memory instead, and does for all but the first HELD_FROM numbers that come for
-        arrays like these."""
+        the number's, and a Python number, which is part of the recipe. holds: the recipe may have
+        it by value instead, and does for all but the first HELD_FROM numbers that come for arrays
+        like these."""
         sources = sources_of((self.node,) if other is None else (self.node, other.node))
         elsewhere = other is not None and other.device is not self.device
         if sources is None or watchers or elsewhere:
@@ -174,7 +174,7 @@ class TensorCore:
                 dtype = self.dtype if other is None else other.dtype
                 series = _series[like] = Series(dtype, number, name[0])
             if number not in series.first and not series.began(number):
-                result = self._with_memory(series, name, number, method, other)
+                result = self._by_value(series, name, number, method, other)
                 if result is not None:
                     return result
         own = (*name, kind, number)
@@ -189,7 +189,7 @@ class TensorCore:
         recipe.repeats = True
         return self._repeated(recipe, *sources[1:])
 
-    def _with_memory(
+    def _by_value(
         self,
         series: Series,
         name: tuple[object, ...],
@@ -197,8 +197,8 @@ class TensorCore:
         method: Callable[[Any], Self],
         other: TensorCore | None,
     ) -> Self | None:
-        """Return the result of a method with a number that it reads from memory; None if the number
-        has to be part of the kernel."""
+        """Return the result of a method with a number that comes by value; None if the number has
+        to be part of the kernel."""
         dtype = series.dtype
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
             return None  # the method has an error, or an answer
@@ -206,7 +206,7 @@ class TensorCore:
             if not series.exact:
                 number = dtypes.rounded(number, dtype)
             dtype = float32
-        node = self._stored_number(dtype, number)
+        node = self._given_number(dtype, number)
         if node is None:
             return None
         own = self.node
@@ -223,8 +223,9 @@ class TensorCore:
             series.recipe = last.recipe
         return result
 
-    def _stored_number(self, dtype: DType, number: int | float) -> Node | None:
-        """Return a node of new memory that contains a number; None if that cannot be done now."""
+    def _given_number(self, dtype: DType, number: int | float) -> Node | None:
+        """Return a node that is a number by value; None if the number has to be part of the
+        kernel now."""
         return None
 
     def _learnt(
