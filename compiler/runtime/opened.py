@@ -6,8 +6,7 @@ of the kernels from then on, by value: each launch carries them beside the addre
 of this structure compile nothing (`x * rate` with a new rate each time).
 
 Numbers stay in the kernels where the compiler's decisions depend on them: in graphs that count
-positions or index (masks and slices by position), in calls of nested functions, as exponents of
-integers, and as padding.
+positions or index (masks and slices by position), in calls of nested functions, and as padding.
 
 An operation with a number that is new each time is planned once if its recipe takes the number by
 value (`by_value`, compiler.methods.core). Results do not depend on where a number comes from.
@@ -15,25 +14,15 @@ value (`by_value`, compiler.methods.core). Results do not depend on where a numb
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType, bool_
+from ugpu.compiler.dtype import bool_
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.graph.node import ByValue, Node
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.series import by_value
 from ugpu.compiler.plan.plan import Structure
 
-# Of narrow floats, numbers are given as float32 (compiler.graph.elements.number).
-FORMS = {
-    name: struct.Struct(f"<{form}")
-    for name, form in (
-        ("float32", "f"), ("float64", "d"), ("int64", "q"), ("int32", "i"),
-        ("int16", "h"), ("int8", "b"), ("uint64", "Q"), ("uint32", "I"), ("uint16", "H"),
-        ("uint8", "B"),
-    )
-}  # fmt: skip
-DECIDING = frozenset(("pow",))  # of integers: the expansion depends on an operand's value
 KINDS = 4096  # structures remembered; beyond this all are discarded
 
 
@@ -69,25 +58,6 @@ class Opened:
         return [node for place in differing for node in _turned(nodes[place])]
 
 
-def by_value(dtype: DType, number: int | float) -> Node | None:
-    """Return a node whose element is the number, which each launch carries. None if the type cannot
-    hold the number."""
-    word = _word(dtype, number)
-    if word is None:
-        return None
-    node = Node("buffer", dtype, ())
-    node.storage = ByValue(word)
-    return node
-
-
-def _word(dtype: DType, number: int | float) -> int | None:
-    form = FORMS.get(dtype.name)
-    try:
-        return None if form is None else int.from_bytes(form.pack(number), "little")
-    except (OverflowError, struct.error):
-        return None
-
-
 def _places(key: Structure, nodes: Sequence[Node]) -> list[int]:
     """Return the places of numbers that may be given by value."""
     roots = key[-1]
@@ -99,25 +69,7 @@ def _places(key: Structure, nodes: Sequence[Node]) -> list[int]:
             return []
         if node.op == "const" and node.dtype is not bool_ and node.size and place not in roots:
             found.append(place)
-    if found:
-        deciding = {
-            id(each)
-            for node in nodes
-            if node.op in DECIDING and not node.dtype.is_float
-            for each in _behind(node)
-        }
-        found = [place for place in found if id(nodes[place]) not in deciding]
     return found
-
-
-def _behind(node: Node) -> list[Node]:
-    """Return the sources of a node, with casts and movement skipped."""
-    behind = []
-    for source in node.sources:
-        while source.op in graph.MOVEMENT or source.op == "cast":
-            source = source.sources[0]
-        behind.append(source)
-    return behind
 
 
 def _turned(node: Node) -> list[Node]:

@@ -12,7 +12,7 @@ import pytest
 
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
-from ugpu.compiler.graph.recipe import HELD_FROM
+from ugpu.compiler.graph.series import HELD_FROM, known
 from ugpu.compiler.methods import core
 from ugpu.compiler.runtime.runtime import Runtime, use_cache
 from ugpu.hcq.device.device import Device, core_of
@@ -23,8 +23,8 @@ MANY = 8 * HELD_FROM
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    monkeypatch.setattr(core, "_series", {})
+def device() -> Iterator[Device]:
+    known.clear()
     with hcq.open("cpu", threads=1) as opened:
         use_cache(opened, None)
         yield opened
@@ -102,6 +102,8 @@ REALS: dict[str, Callable[[Any, float], Any]] = {
     "choice": lambda x, n: (x > 3).where(x, n),
     "other choice": lambda x, n: (x > 3).where(n, x),
     "limits": lambda x, n: x.clamp(n, n + 1),
+    "choice of two": lambda x, n: (x > 3).where(n, -n) + x,
+    "choice of two kinds": lambda x, n: (x > 3).where(n, int(n * 100)) + x,
 }
 
 
@@ -132,6 +134,16 @@ WHOLE: dict[str, Callable[[Any, int], Any]] = {
     "quotient": lambda x, n: x // n,
     "remainder": lambda x, n: x % n,
     "choice": lambda x, n: (x > 3).where(x, n),
+    "choice of two": lambda x, n: (x > 3).where(n, -n),
+    "power": lambda x, n: x**n,
+    "power of a number": lambda x, n: n**x,
+}
+
+
+WANTED: dict[str, Callable[[Any, int], Any]] = {
+    "choice": lambda x, n: np.where(x > 3, x, n),
+    "choice of two": lambda x, n: np.where(x > 3, n, -n),
+    "power of a number": lambda x, n: np.where(x < 0, 0, np.int32(n) ** np.maximum(x, 0)),
 }
 
 
@@ -144,15 +156,14 @@ def test_one_plan_serves_all_integers(device: Device, planned: list[object], wor
     planned.clear()
     for number in range(11, 30):
         found = of(x, number).numpy()
-        wanted = np.where(array > 3, array, number) if work == "choice" else of(array, number)
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(found, WANTED.get(work, of)(array, number))
     assert not planned
 
 
 def test_a_chain_of_fixed_numbers_is_planned_once_after_others_came(
     device: Device, planned: list[object]
 ) -> None:
-    """Other numbers have its structure read them from memory, where its own then stay."""
+    """Other numbers have its structure have them by value, where its own then stay."""
     x = Tensor(np.arange(16, dtype=np.float32), device=device).realize()
     for number in (3.0, 5.0, 7.0):
         (x * number + number).realize()
@@ -168,7 +179,7 @@ def test_one_plan_serves_all_numbers_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, planned: list[object], name: str
 ) -> None:
     """Each launch carries them, whatever the device's work before."""
-    monkeypatch.setattr(core, "_series", {})
+    known.clear()
     monkeypatch.setattr(core, "_recipes", {})
     with hcq.open(name) as gpu:
         use_cache(gpu, None)
