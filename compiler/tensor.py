@@ -20,7 +20,6 @@ from ugpu.compiler.dtype import DType, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.movement import part_of_stored
-from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of
@@ -367,11 +366,9 @@ class Tensor(Values):
             kept[name] = copied(self.device, array, dtypes.as_dtype(array.dtype))
         return self._new(kept[name])
 
-    def _stored_number(self, dtype: DType, number: int | float) -> Node | None:
-        device = self.device
-        if device.closed or current_recording() is not None or active() is not None:
-            return None
-        return runtime_of(device).held.node(dtype, number)
+    @property
+    def _gives_numbers(self) -> bool:
+        return not self.device.closed and current_recording() is None and active() is None
 
     def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
         if current_recording() is not None or core_of(self.device).capturing is not None:

@@ -1,7 +1,8 @@
 """Kernels for GPUs: code shared by AMD (TargetSpec.abi "amdhsa") and NVIDIA
 (compiler.codegen.nvptx), and AMD's own.
 
-Both are one function per kernel with pointers to global memory as parameters. They differ in the
+Both are one function per kernel with pointers to global memory, and 64-bit words of numbers, as
+parameters. They differ in the
 calling convention, in the names of thread and group numbers, and in the implementation of barriers.
 """
 
@@ -56,6 +57,7 @@ class Gpu(Shell):
         for memory in kernel.parameters:
             lines.pointers[memory.name] = f"%{memory.name}"
         lines.places = {memory.name: place for place, memory in enumerate(kernel.parameters)}
+        lines.take(kernel.parameters)
         self._variable("thread", self.thread, kernel.block)
         for axis in range(3):
             if kernel.grid[axis] > 1:
@@ -63,13 +65,14 @@ class Gpu(Shell):
                 self._variable(kernel.group(axis).name, name, kernel.grid[axis])
         self.statements(kernel.body)
 
-        def mark(place: int) -> str:
-            return "writeonly" if place < kernel.outputs else "readonly"
+        def parameter(place: int, memory: Memory) -> str:
+            if memory.space == "by_value":
+                return f"i64 %{memory.name}"
+            mark = "writeonly" if place < kernel.outputs else "readonly"
+            extent = self.extent(memory)
+            return f"ptr addrspace(1) noalias {mark} align 256{extent} %{memory.name}"
 
-        parameters = ", ".join(
-            f"ptr addrspace(1) noalias {mark(i)} align 256{self.extent(memory)} %{memory.name}"
-            for i, memory in enumerate(kernel.parameters)
-        )
+        parameters = ", ".join([parameter(*each) for each in enumerate(kernel.parameters)])
         head = [
             *globals_,
             f"define {self.convention} void @{kernel.name}({parameters}) #0 {{",

@@ -14,7 +14,7 @@ from ugpu.compiler.codegen.lines import stored_type
 from ugpu.compiler.codegen.shell import Shell
 from ugpu.compiler.codegen.values import Values
 from ugpu.compiler.dtype import DType
-from ugpu.compiler.expression.value import Value
+from ugpu.compiler.expression.value import Memory, Value
 from ugpu.compiler.kernel.ir import Kernel, Loop, Prefetch, TileStep
 from ugpu.hcq.cpu.mark import marked
 from ugpu.hcq.errors import NotSupported
@@ -77,11 +77,17 @@ class Host(Shell):
                 lines.pointers[memory.name] = f"%{memory.name}"
         for memory in kernel.parameters:
             lines.pointers[memory.name] = f"%{memory.name}"
+        lines.take(kernel.parameters)
         self._groups()
-        parameters = ", ".join(
-            f"ptr noalias {'' if i < kernel.outputs else 'readonly '}align 64 %{memory.name}"
-            for i, memory in enumerate(kernel.parameters)
-        )
+
+        def parameter(place: int, memory: Memory) -> str:
+            if memory.space == "by_value":
+                return f"i64 %{memory.name}"
+            read = "" if place < kernel.outputs else "readonly "
+            return f"ptr noalias {read}align 64 %{memory.name}"
+
+        parameters = ", ".join([parameter(*each) for each in enumerate(kernel.parameters)])
+        kinds = ["i64" if m.space == "by_value" else "ptr" for m in kernel.parameters]
         inner = f"{kernel.name}.groups"
         text = [
             f"define internal void @{inner}({parameters}, i64 %first, i64 %last) #0 {{",
@@ -94,10 +100,10 @@ class Host(Shell):
             "}",
             f"define void @{kernel.name}(ptr %kernarg, ptr %launch) #0 {{",
         ]
-        for i in range(len(kernel.parameters)):
+        for i, kind in enumerate(kinds):
             text.append(f"  %at{i} = getelementptr i8, ptr %kernarg, i64 {8 * i}")
-            text.append(f"  %p{i} = load ptr, ptr %at{i}")
-        given = ", ".join(f"ptr %p{i}" for i in range(len(kernel.parameters)))
+            text.append(f"  %p{i} = load {kind}, ptr %at{i}")
+        given = ", ".join(f"{kind} %p{i}" for i, kind in enumerate(kinds))
         text += [
             "  %first = load i64, ptr %launch",
             "  %at = getelementptr i8, ptr %launch, i64 8",
@@ -105,7 +111,13 @@ class Host(Shell):
             f"  call void @{inner}({given}, i64 %first, i64 %last)",
             "  ret void",
             "}",
-            marked(kernel.name, [f"ptr {memory.name}" for memory in kernel.parameters]),
+            marked(
+                kernel.name,
+                [
+                    f"{kind} {memory.name}"
+                    for kind, memory in zip(kinds, kernel.parameters, strict=True)
+                ],
+            ),
             *([amx.constant(f"{kernel.name}.tiles")] if self.has_tiles else ()),
             *sorted(lines.declarations),
             # without "no-builtins" LLVM may call memset and memcpy, which the loader lacks

@@ -46,6 +46,7 @@ class Lines:
         self.text: list[str] = []
         self.declarations: set[str] = set()
         self.pointers: dict[str, str] = {}  # memory name (registers: name.index) to pointer
+        self.numbers: dict[str, str] = {}  # parameters by value: name to the SSA value
         self.places: dict[str, int] = {}  # positions of the parameters, by name; on a GPU
         self.variables: dict[str, str] = {}  # range name to its SSA value
         self.scopes: list[dict[object, str]] = [{}]  # results valid until the scope ends
@@ -169,6 +170,26 @@ class Lines:
                 return scope[key]
         return None
 
+    # ---- parameters by value -------------------------------------------------------------------
+
+    def take(self, parameters: Sequence[Memory]) -> None:
+        """Have the numbers among a kernel's parameters ready for `number`."""
+        for memory in parameters:
+            if memory.space == "by_value":
+                kind, name = stored_type(memory.dtype), f"%{memory.name}"
+                bits = 8 * memory.dtype.itemsize
+                word = self.new(f"trunc i64 {name} to i{bits}") if bits < 64 else name
+                same = kind == f"i{bits}"
+                number = word if same else self.new(f"bitcast i{bits} {word} to {kind}")
+                self.numbers[memory.name] = number
+
+    def number(self, memory: Memory) -> str:
+        """Return a number that is a parameter, or one of several."""
+        if memory.which is None:
+            return self.numbers[memory.name]
+        texts, kind = [self.numbers[each.name] for each in memory.among], stored_type(memory.dtype)
+        return self._among(texts, memory.which, kind)
+
     # ---- memory --------------------------------------------------------------------------------
 
     def address(self, memory: Memory, index: Index | str, known: Index) -> str:
@@ -201,11 +222,14 @@ class Lines:
     def among(self, memory: Memory, which: Index) -> str:
         """Return the pointer of one of several parameters."""
         pointers = [self.pointers[each.name] for each in memory.among]
-        starts: Sequence[int] = range(1, len(pointers))
+        return self._among(pointers, which, self.spaces[memory.space])
+
+    def _among(self, texts: Sequence[str], which: Index, kind: str) -> str:
+        starts: Sequence[int] = range(1, len(texts))
         atom = which.terms[0][0] if which.terms else None
-        if isinstance(atom, Table) and atom.entries == tuple(range(len(pointers))):
+        if isinstance(atom, Table) and atom.entries == tuple(range(len(texts))):
             which, starts = atom.number, atom.starts
-        return self.chosen(pointers, starts, self.index(which), self.spaces[memory.space])
+        return self.chosen(texts, starts, self.index(which), kind)
 
     def chosen(self, texts: Sequence[str], starts: Sequence[int], number: str, kind: str) -> str:
         """Return texts[n], n the number of `starts` (ascending) that are at most `number`."""

@@ -30,7 +30,7 @@ _COMPARE = {
 # memory that a value reads: constant; local; registers, or memory that the kernel writes
 PURE, SHARED, PRIVATE = 0, 1, 2
 _REAL = ("half", "float", "double")
-_SPACES = {"global": PURE, "local": SHARED, "register": PRIVATE}
+_SPACES = {"global": PURE, "by_value": PURE, "local": SHARED, "register": PRIVATE}
 
 
 class Values(Lines):
@@ -46,6 +46,8 @@ class Values(Lines):
 
     def load(self, access: Load, lanes: int) -> str:
         memory = access.memory
+        if memory.space == "by_value":
+            return self.number(memory)
         stored = stored_type(memory.dtype, lanes)
         position: Index | str = access.index
         allowed = ""

@@ -24,8 +24,9 @@ from ugpu.compiler.expression.algebra import Index, Range, Validity, substitute_
 
 @dataclass(frozen=True)
 class Memory:
-    """An array that loads and stores name. space: "global" a parameter; "local" shared by the
-    group's threads; "register" private to a thread and indexed by constants. lanes: of a register's
+    """An array that loads and stores name. space: "global" a parameter; "by_value" a parameter that
+    is a number itself, its only element, in the low bits of 64; "local" shared by the group's
+    threads; "register" private to a thread and indexed by constants. lanes: of a register's
     element. swizzled: local memory in rows of 128 bytes, whose 16-byte chunk c of row r is at
     place c xor r % 8, so that the same chunk of eight rows uses all banks; indices ignore this.
     among: parameters of which it is one; `which` of them (beyond the ends: the last one there) is

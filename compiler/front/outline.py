@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 
 from ugpu.compiler.expression.elementary import BUILDERS, COSTS
-from ugpu.compiler.graph.call import PARAMETER, Body, Call, connect
+from ugpu.compiler.graph.call import Body, Call, connect, parameter_like
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.operations import MOVEMENT
 from ugpu.compiler.methods.core import TensorCore
@@ -132,7 +132,7 @@ def _copy(name: str, nodes: Sequence[Node], roots: Sequence[Node], leaves: Conta
     for node in nodes:
         if id(node) in leaves:
             copy = Node("buffer", node.dtype, node.shape)
-            copy.storage = PARAMETER
+            copy.storage = parameter_like(node)
             parameters.append(copy)
         else:
             sources = tuple(made[id(source)] for source in node.sources)

@@ -15,12 +15,17 @@ import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ugpu.compiler.graph.node import Kind, Node
+from ugpu.compiler.graph.node import ByValue, Kind, Node
 
 Kind("call", positional=True)
 Kind("result", positional=True)
 PARAMETER = object()  # the storage of a parameter: the scheduler sees a stored node
 _numbers = itertools.count(1)
+
+
+def parameter_like(leaf: Node) -> object:
+    """Return the storage of a parameter that stands for a node with storage or another leaf."""
+    return ByValue(0) if isinstance(leaf.storage, ByValue) else PARAMETER
 
 
 @dataclass(eq=False)

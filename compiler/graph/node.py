@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
+class ByValue:
+    """The storage of a node without axes whose element comes with each launch, not from memory.
+    word: its bits, as an argument of a kernel is: in the low end of 64."""
+
+    __slots__ = ("word",)
+    writable = False
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+
 class Node:
     """One operation of the tensor graph; see the module docstring for `arg`."""
 
@@ -271,6 +282,12 @@ def new_period() -> int:
     with _period_lock:
         _period += 1
         return _period
+
+
+def form_of(leaf: Node) -> Shape | str:
+    """Return what kernels that read a stored node depend on, besides its type: the shape, or that
+    it comes by value."""
+    return "by_value" if isinstance(leaf.storage, ByValue) else leaf.shape
 
 
 def stored_as(root: Node) -> Node:

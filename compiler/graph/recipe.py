@@ -12,23 +12,14 @@ are: if one of them is stored by then, or has to be, the graph is built as witho
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
 
-from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType
 from ugpu.compiler.graph.node import Made, Node, Recipe, Repeated
 
 LONG = 1 << 20  # elements of a source that make waking a device's thread early worthwhile
 
 MOST = 48  # operations of a recipe
 DEEPEST = 16  # results of recipes in one chain
-HELD_FROM = 8  # numbers that recipes contain, of each series
-# Operations on a narrow float that read a Python number in float32; others read it in that type. As
-# PyTorch's for GPUs (ATen/native/cuda: opmath_gpu_kernel_with_scalars, BinaryDivFloorKernel.cu).
-EXACT = frozenset(("add", "sub", "mul", "div", "floordiv"))
-
-T = TypeVar("T")
 
 
 # How a method's operands are made: a key, equal for operands of the same structure; the operands,
@@ -158,58 +149,3 @@ def recipe_of(sources: Sequence[Node], result: Node) -> Recipe | None:
     if not used.issuperset(range(len(sources))):
         return None
     return Recipe(len(sources), tuple(made), max(each.size for each in sources) >= LONG)
-
-
-class Series:
-    """The numbers that come for one operation on operands of one type and shape.
-
-    Attributes:
-        dtype: the type in which the operation reads them.
-        exact: whether it reads them in float32 if that type is narrow.
-        first: those that recipes contain.
-        recipe: for other numbers, in memory, and stored operands; None before its first use.
-    """
-
-    __slots__ = ("dtype", "exact", "first", "recipe")
-
-    def __init__(self, dtype: DType, number: int | float, op: object) -> None:
-        """dtype: of the operand. op: the operation."""
-        promoted = dtypes.promote_scalar(dtype, number)
-        self.dtype = dtypes.float_dtype(promoted) if op == "div" else promoted
-        self.exact = op in EXACT
-        self.first: tuple[int | float, ...] = (number,)
-        self.recipe: Recipe | None = None
-
-    def began(self, number: int | float) -> bool:
-        """Return whether a new number is one of the first."""
-        begins = len(self.first) < HELD_FROM
-        if begins:
-            self.first += (number,)
-        return begins
-
-
-class HeldInt(int):
-    """A number that its operation reads from memory."""
-
-    def __new__(cls, number: int, node: Node) -> Self:
-        made = super().__new__(cls, number)
-        made.node = node
-        return made
-
-    node: Node
-
-
-class HeldFloat(float):
-    """A number that its operation reads from memory."""
-
-    def __new__(cls, number: float, node: Node) -> Self:
-        made = super().__new__(cls, number)
-        made.node = node
-        return made
-
-    node: Node
-
-
-def with_held(method: Callable[[Any], T], number: int | float, node: Node) -> T:
-    """Return the result of a method that reads a number from memory."""
-    return method(HeldInt(number, node) if isinstance(number, int) else HeldFloat(number, node))

@@ -48,6 +48,7 @@ UNLOWERED = frozenset(("reduce", "along", "function", "number", "results"))
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
                "shuffle", "dot2", "dot4", "narrow", "matrix", "exchange", "matrices")  # fmt: skip
 WHOLE_WAVES = ("matrix", "exchange", "matrices")  # operations of all threads of a wave together
+GIVEN = ("global", "by_value")  # spaces of parameters
 GROUP = 128  # threads that share a GroupProduct
 EVERY, GROUPS, SOME = 2, 1, 0  # which threads reach a statement together: all, whole groups
 
@@ -72,8 +73,8 @@ def verify(kernel: Kernel) -> Kernel:
     _require(
         len({m.name for m in memories}) == len(memories), "memories have distinct names", memories
     )
-    _require(all(m.space == "global" for m in kernel.parameters), "parameters are global", memories)
-    _require(all(m.space != "global" for m in kernel.locals), "locals are not global", memories)
+    _require(all(m.space in GIVEN for m in kernel.parameters), "parameters are given", memories)
+    _require(all(m.space not in GIVEN for m in kernel.locals), "locals are not given", memories)
     for memory in kernel.locals:
         whole = memory.space == "local" and memory.count * memory.dtype.itemsize % (8 * ROW) == 0
         _require(whole or not memory.swizzled, "whole blocks of swizzled rows", memory)
@@ -171,7 +172,7 @@ class _Checker:
         _require(memory in self.memories, "a store names a memory of the kernel", memory)
         _require(store.value.dtype is memory.dtype, "a store has its memory's type", store)
         _require(
-            memory.space != "global" or memory in self.kernel.parameters[: self.kernel.outputs],
+            memory.space not in GIVEN or memory in self.kernel.parameters[: self.kernel.outputs],
             "only the first parameter is written",
             memory,
         )
@@ -264,6 +265,9 @@ class _Checker:
             _require(index.is_constant, "registers are indexed by constants", memory)
             _require(0 <= index.constant < memory.count, "a register index is in range", index)
             _require(lanes == memory.lanes, "a register is accessed whole", memory)
+        elif memory.space == "by_value":
+            _require(index.is_constant and not index.constant, "a number has one element", memory)
+            _require(lanes == 1 and memory.count == 1, "a number is a scalar", memory)
         elif memory.space == "local":
             inside = index.low >= 0 and index.high + lanes <= memory.count
             _require(inside, f"a local access stays inside {memory}", index)

@@ -11,19 +11,19 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType, float32
+from ugpu.compiler.dtype import DType
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, Shape
 from ugpu.compiler.graph.origin import here, text
-from ugpu.compiler.graph.recipe import (
+from ugpu.compiler.graph.recipe import Sources, chained, recipe_of, sources_of
+from ugpu.compiler.graph.series import (
     HeldFloat,
     HeldInt,
+    Numbers,
     Series,
-    Sources,
-    chained,
-    recipe_of,
-    sources_of,
+    begun,
+    known,
     with_held,
 )
 from ugpu.compiler.graph.tracking import History, mode
@@ -37,7 +37,6 @@ RECIPES = 1024  # recipes kept
 # None: the method's result cannot be made by a recipe.
 _recipes: dict[tuple[object, ...], Recipe | None] = {}
 _UNKNOWN: Any = object()  # no key's recipe
-_series: dict[tuple[object, ...], Series] = {}  # by operation and operands
 
 
 class Count(int):
@@ -148,84 +147,86 @@ class TensorCore:
         recipe.repeats = True
         return self._repeated(recipe, *sources[1:])
 
-    def _again_with_number(
+    def _again_with_numbers(
         self,
         name: tuple[object, ...],
-        number: int | float,
-        method: Callable[[Any], Self],
+        numbers: Numbers,
+        method: Callable[..., Self],
         holds: bool,
-        other: TensorCore | None = None,
+        others: tuple[TensorCore, ...] = (),
+        dtype: DType | None = None,
     ) -> Self:
-        """Return what `_again` does for a method of self, another tensor if any, whose type is then
-        the number's, and a Python number, which is part of the recipe. holds: the recipe may read
-        it from memory instead, and does for all but the first HELD_FROM numbers that come for
-        arrays like these."""
-        sources = sources_of((self.node,) if other is None else (self.node, other.node))
-        elsewhere = other is not None and other.device is not self.device
+        """Return what `_again` does for a method of self, of others if any, and of Python numbers,
+        which are part of the recipe. holds: the recipe may have them by value instead, and does for
+        all but the first HELD_FROM that come for arrays like these. dtype: of the operands that
+        decide the numbers' type, if not self's."""
+        device = self.device
+        sources = sources_of((self.node, *[other.node for other in others]))
+        elsewhere = others and any(other.device is not device for other in others)
         if sources is None or watchers or elsewhere:
-            return method(number)
-        kind, units = type(number), self.device.target.compute_units
+            return method(*numbers)
+        kinds, units = tuple(map(type, numbers)), device.target.compute_units
         if holds:
-            like = (*name, kind, sources[0], units)
-            series = _series.get(like)
+            like = (*name, kinds, sources[0], units)
+            series = known.get(like)
             if series is None:
-                if len(_series) >= RECIPES:
-                    _series.clear()
-                dtype = self.dtype if other is None else other.dtype
-                series = _series[like] = Series(dtype, number, name[0])
-            if number not in series.first and not series.began(number):
-                result = self._with_memory(series, name, number, method, other)
+                promoted = dtypes.promote_scalar(dtype or self.dtype, numbers[0])
+                series = begun(like, Series(promoted, numbers, name[0]))
+            if not series.begins(numbers) and self._gives_numbers:
+                result = self._by_value(series, name, others, numbers, method)
                 if result is not None:
                     return result
-        own = (*name, kind, number)
-        if kind is float and not number:  # 0.0 and -0.0 are equal
-            own = (*own, math.copysign(1, number))
+        own = (*name, *kinds, numbers)
+        if 0 in numbers:  # 0.0 and -0.0 are equal
+            own = (*own, *[math.copysign(1, number) for number in numbers])
         key = (own, sources[0], units)
         recipe = _recipes.get(key, _UNKNOWN)
         if recipe is _UNKNOWN:
-            return self._learnt(own, key, sources, partial(method, number))
+            return self._learnt(own, key, sources, partial(method, *numbers))
         if recipe is None:
-            return method(number)
+            return method(*numbers)
         recipe.repeats = True
         return self._repeated(recipe, *sources[1:])
 
-    def _with_memory(
+    def _by_value(
         self,
         series: Series,
         name: tuple[object, ...],
-        number: int | float,
-        method: Callable[[Any], Self],
-        other: TensorCore | None,
+        others: tuple[TensorCore, ...],
+        numbers: Numbers,
+        method: Callable[..., Self],
     ) -> Self | None:
-        """Return the result of a method with a number that it reads from memory; None if the number
-        has to be part of the kernel."""
-        dtype = series.dtype
-        if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
-            return None  # the method has an error, or an answer
-        if dtypes.is_narrow(dtype):
-            if not series.exact:
-                number = dtypes.rounded(number, dtype)
-            dtype = float32
-        node = self._stored_number(dtype, number)
-        if node is None:
-            return None
-        own = self.node
-        given = (own, node) if other is None else (own, other.node, node)
-        stored = own.storage is not None and (other is None or other.node.storage is not None)
+        """Return the result of a method with numbers that come by value; None if they have to be
+        part of the kernel."""
+        stored = self.node.storage is not None
+        given: tuple[Node, ...] = (self.node,)
+        for other in others:
+            stored = stored and other.node.storage is not None
+            given += (other.node,)
+        nodes: tuple[Node, ...] = ()
+        for number in numbers:
+            node = series.node(number)
+            if node is None:
+                return None
+            nodes += (node,)
+        given += nodes
         if series.recipe is not None and stored:
             return self._repeated(series.recipe, given, given, ())
-        made: Self = object.__new__(self._kind)
-        made.device, made.node = self.device, node
-        others = (made,) if other is None else (other, made)
-        result = self._again((*name, "held"), others, partial(with_held, method, number, node))
+        for node in nodes:
+            made: Self = object.__new__(self._kind)
+            made.device, made.node = self.device, node
+            others += (made,)
+        held = partial(with_held, method, numbers, nodes)
+        result = self._again((*name, "held"), others, held)
         last = result.node
         if stored and isinstance(last, Repeated) and last.given == given:
             series.recipe = last.recipe
         return result
 
-    def _stored_number(self, dtype: DType, number: int | float) -> Node | None:
-        """Return a node of new memory that contains a number; None if that cannot be done now."""
-        return None
+    @property
+    def _gives_numbers(self) -> bool:
+        """Whether operations may have numbers by value now."""
+        raise NotImplementedError
 
     def _learnt(
         self,

@@ -11,12 +11,12 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.graph.recipe import EXACT
+from ugpu.compiler.graph.series import EXACT
 from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, is_complex, number_of
 from ugpu.hcq.errors import BadArgument
 
 # No number decides how they are computed; a power of integers is a few products if it is known.
-HELD = frozenset(("add", "sub", "mul", "max", "min", "floordiv", "mod"))
+HELD = frozenset(("add", "sub", "mul", "max", "min", "floordiv", "mod", "pow"))
 
 
 class Elementwise(TensorCore):
@@ -27,19 +27,18 @@ class Elementwise(TensorCore):
 
     def _binary(self, op: str, other: Any, name: str = "", reverse: bool = False) -> Self:
         combined = partial(self._combined, op, name, reverse)
-        holds = op in HELD or (op == "pow" and self.dtype.is_float)
-        return self._again_with((op, reverse), other, combined, holds)
+        return self._again_with((op, reverse), other, combined, op in HELD)
 
     def _again_with(
         self, name: tuple[object, ...], other: Any, method: Callable[[Any], Self], holds: bool
     ) -> Self:
         """Return what `_again` does for a method of self and an operand of any kind. holds: see
-        `_again_with_number`."""
+        `_again_with_numbers`."""
         if isinstance(other, TensorCore):
             return self._again(name, (other,), partial(method, other))
         kind = type(other)
         if kind is float or kind is int:
-            return self._again_with_number(name, other, method, holds)
+            return self._again_with_numbers(name, (other,), method, holds)
         if is_complex(other):
             combined: Self = self._with_complex(name, other)
             return combined
@@ -277,22 +276,22 @@ class Elementwise(TensorCore):
         condition)."""
         if self.dtype is not bool_:
             raise BadArgument(f"where: the condition must be bool, got {self.dtype.name}")
-        if type(other) in (float, int) and isinstance(input, TensorCore):
-            chosen = partial(self._chosen, input)
-            return self._again_with_number(("where", True), other, chosen, True, input)
-        if type(input) in (float, int) and isinstance(other, TensorCore):
-            chosen = partial(self._chosen, other=other)
-            return self._again_with_number(("where", False), input, chosen, True, other)
+        numbers = tuple([each for each in (input, other) if isinstance(each, int | float)])
         tensors = tuple([each for each in (input, other) if isinstance(each, TensorCore)])
-        numbers: list[object] = []
-        for each in (input, other):
-            if isinstance(each, int | float):
-                numbers += (type(each), each, math.copysign(1, each))
-        method = partial(self._chosen, input, other)
-        if 3 * len(tensors) + len(numbers) < 6:  # arrays
-            return method()
-        name = ("where", isinstance(input, TensorCore), *numbers)
-        return self._again(name, tensors, method)
+        if len(numbers) + len(tensors) < 2:  # arrays
+            return self._chosen(input, other)
+        if not numbers:
+            return self._again(("where",), tensors, partial(self._chosen, input, other))
+        holds = not any(isinstance(each, bool) for each in numbers)
+        method: Callable[..., Self] = self._chosen
+        if not tensors:
+            dtype = dtypes.promote(*map(dtypes.of_scalar, numbers))
+        elif tensors[0] is input:
+            dtype, method = input.dtype, partial(self._chosen, input)
+        else:
+            dtype, method = other.dtype, partial(self._chosen, other=other)
+        name = ("where", isinstance(input, TensorCore))
+        return self._again_with_numbers(name, numbers, method, holds, tensors, dtype)
 
     def _chosen(self, input: Any, other: Any) -> Self:
         yes, no = self._lift("where", input), self._lift("where", other)

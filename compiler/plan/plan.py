@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from ugpu.compiler.graph.node import Node, stored_as
+from ugpu.compiler.graph.node import Node, form_of, stored_as
 from ugpu.compiler.graph.operations import KINDS, in_host_memory
 from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.attention import PartGroup
@@ -97,7 +97,7 @@ def structure(
                 key.append((op, node.dtype.name, node.shape, arg, found))
             break
         else:
-            key.append((node.dtype.name, node.shape))
+            key.append((node.dtype.name, form_of(node)))
         places[id(node)] = len(nodes)
         nodes.append(node)
         if node.op == "call":

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from ugpu.compiler.graph.call import PARAMETER
+from ugpu.compiler.graph.call import parameter_like
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.plan.plan import Plan, Step, Structure, last_uses
 from ugpu.compiler.schedule.group import Group, members
@@ -181,7 +181,7 @@ def copied(short: Structure, nodes: Sequence[Node], found: Repeats) -> list[Node
         like = nodes[place if place < found.cut else place + found.removed]
         if len(entry) == 2:
             copy = Node("buffer", like.dtype, like.shape)
-            copy.storage = PARAMETER
+            copy.storage = parameter_like(like)
         else:
             sources = tuple([made[source] for source in entry[-1]])
             copy = Node(like.op, like.dtype, like.shape, sources, like.arg)

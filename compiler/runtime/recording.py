@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.node import ByValue, Node
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_of
 from ugpu.compiler.runtime.numbers import Places
 from ugpu.compiler.runtime.several.stages import Stages, carry
@@ -73,13 +74,18 @@ class Recording:
         return target
 
     def launched(
-        self, key: tuple[Any, ...], result: Storage, given: list[Storage], written: list[Storage]
+        self,
+        key: tuple[Any, ...],
+        result: Storage,
+        given: Sequence[Storage | ByValue],
+        written: Sequence[Storage],
     ) -> None:
         """Note a kernel. written: its results in memory that was filled before."""
         device = result.pool.device
         self.keys.append((self._number(device), key))
         self.kernels += 1
-        used = {place_of(storage.buffer) for storage in (result, *given)}
+        memories = [storage for storage in (result, *given) if isinstance(storage, Storage)]
+        used = {place_of(storage.buffer) for storage in memories}
         self.used |= used
         if self.stages is not None:
             part = self.stages.lane(device).part

@@ -12,15 +12,17 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ugpu import hcq
 from ugpu.compiler.codegen.process.behind import behind
 from ugpu.compiler.expression.value import interning
-from ugpu.compiler.graph.node import Node, Recipe, Repeated, stored_as
+from ugpu.compiler.graph.node import ByValue, Node, Recipe, Repeated, stored_as
 from ugpu.compiler.graph.recipe import own_references
 from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.attention import PartGroup
@@ -50,10 +52,10 @@ from ugpu.compiler.runtime.kernels.ahead import planners
 from ugpu.compiler.runtime.kernels.programs import KernelRecord, Loaded, Programs, listeners
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
-from ugpu.compiler.runtime.opened import HeldNumbers, Opened
+from ugpu.compiler.runtime.opened import Opened
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.scratch import Scratch
-from ugpu.compiler.runtime.script import Script
+from ugpu.compiler.runtime.script import Script, word_of
 from ugpu.compiler.runtime.watch import Run, Timed, Times, measure, watchers
 from ugpu.compiler.schedule.group import Group
 from ugpu.compiler.schedule.hazards import InPlace, in_place
@@ -88,7 +90,7 @@ class Runtime:
         self.pool = MemoryPool(device)
         self.programs = Programs(device, cache_folder)
         self.constants: dict[str, Node] = {}  # arrays that operations need, by name
-        self.opened, self.held = Opened(), HeldNumbers(self.pool)
+        self.opened = Opened()
         self._plans: dict[Structure, _Ready] = {}
         self._layers: dict[Structure, tuple[Repeating | None, tuple[Loaded, ...]]] = {}
         self._scripts: dict[Recipe, Script] = {}
@@ -132,14 +134,14 @@ class Runtime:
                     root.settle(base.storage)
 
     def _opens(self, key: Structure, nodes: Sequence[Node]) -> list[Node]:
-        """Have numbers of the graph come from memory; return the nodes that it has more by this.
+        """Have numbers of the graph come by value; return the nodes that it has more by this.
         See compiler.runtime.opened."""
         capturing = self.core.capturing
         if current_recording() is not None or active() is not None:
             return []  # replays keep their numbers; a search measures the graph as it is
         if capturing is not None and capturing.is_mine:
             return []
-        return self.opened.open(key, nodes, self.pool)
+        return self.opened.open(key, nodes)
 
     def _write(
         self,
@@ -152,7 +154,7 @@ class Runtime:
     ) -> None:
         """Compute the recipe's nodes by a script from now on, if possible. given: the sources of
         the node that was computed. own: see Script. opened: nodes by which the recipe's numbers
-        come from memory."""
+        come by value."""
         places = {id(node): place for place, node in enumerate(nodes)}
         sources = [places.get(id(node), -1) for node in given]
         if ready.prepared is None or min(sources) < 0 or len(given) != recipe.sources:
@@ -161,7 +163,9 @@ class Runtime:
             if len(self._scripts) >= SCRIPTS:
                 self.forget()
             numbers = {
-                places[id(node)]: _storage(node) for node in opened if node.storage is not None
+                places[id(node)]: storage.word
+                for node in opened
+                if isinstance(storage := node.storage, ByValue)
             }
             script = Script(
                 ready.plan, ready.prepared, sources, own, self.pool, self._lock, numbers
@@ -248,7 +252,7 @@ class Runtime:
             return [watcher.begins(run) for watcher in tuple(watchers)]
 
     def _timed(
-        self, loaded: Loaded, arguments: Sequence[Storage], written: Sequence[Storage]
+        self, loaded: Loaded, arguments: Sequence[Storage | ByValue], written: Sequence[Storage]
     ) -> Times:
         """Run a kernel alone, several times. written: the memory it writes into; it is restored
         before each run, so that its final content is that of a single run."""
@@ -297,7 +301,7 @@ class Runtime:
             else:
                 storage = renewed.get(step.root) or scratch.take(step, step.root, step.size)
             made[step.root] = storage
-            given = [made.get(place) or _storage(nodes[place]) for place in step.inputs]
+            given = [made.get(place) or _given(nodes[place]) for place in step.inputs]
             if step.others:
                 beside = [
                     renewed.get(other[0]) or scratch.take(step, *other) for other in step.others
@@ -305,7 +309,7 @@ class Runtime:
                 made.update(zip(step.results[1:], beside, strict=True))
                 given = [*beside, *given]
             if prepared is not None:
-                addresses += [held.buffer.address for held in (storage, *given)]
+                addresses += map(word_of, (storage, *given))
             elif told and not recorded:
                 written = [*renewed.values(), *([] if step.target is None else [storage])]
                 times = self._timed(loaded, [storage, *given], written)
@@ -326,7 +330,8 @@ class Runtime:
             self.core.submit_prepared(queue.hardware, prepared, addresses)
         elif plan.steps:
             if plain:
-                ready.prepared = prepare(queue.hardware, _open(queue.commands))
+                counts = [len(step.results) + len(step.inputs) for step in plan.steps]
+                ready.prepared = prepare(queue.hardware, _open(queue.commands, counts))
             queue.submit()
         # only after everything is submitted: after an error the graph is unchanged
         for place, storage in keep.items():
@@ -337,7 +342,7 @@ class Runtime:
             nodes[place].settle(storage)
 
 
-def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage]) -> None:
+def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage | ByValue]) -> None:
     """Record a kernel after those recorded before."""
     if queue.commands:
         queue.barrier()
@@ -345,24 +350,33 @@ def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage]) -> None:
         loaded.kernel,
         grid=loaded.grid,
         block=(loaded.block, 1, 1),
-        args=[storage.buffer for storage in arguments],
+        args=[
+            each.buffer if isinstance(each, Storage) else np.uint64(each.word) for each in arguments
+        ],
         dynamic_local=loaded.dynamic_local,
     )
 
 
-def _open(commands: Sequence[Command]) -> list[Command]:
-    """Return the same commands with a parameter for each address of a kernel argument, in order."""
-    slots = itertools.count()
+def _open(commands: Sequence[Command], counts: Iterable[int]) -> list[Command]:
+    """Return the same commands with a parameter for each argument of a kernel, in order: addresses
+    and numbers, words of 64 bits. counts: arguments of each launch."""
+    slots, left = itertools.count(), iter(counts)
     opened: list[Command] = []
     for command in commands:
         if isinstance(command, Launch):
             references = tuple(
-                Reference(each.offset, each.width, Symbol("parameter", slot=next(slots)))
-                for each in command.references
+                Reference(8 * place, 8, Symbol("parameter", slot=next(slots)))
+                for place in range(next(left))
             )
             command = dataclasses.replace(command, references=references)
         opened.append(command)
     return opened
+
+
+def _given(node: Node) -> Storage | ByValue:
+    storage = node.storage
+    assert isinstance(storage, Storage | ByValue)
+    return storage
 
 
 def _storage(node: Node) -> Storage:

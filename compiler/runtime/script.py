@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from ugpu.compiler.graph.node import Node, Recipe, Repeated
+from ugpu.compiler.graph.node import ByValue, Node, Recipe, Repeated
 from ugpu.compiler.graph.recipe import references
 from ugpu.compiler.plan.plan import Plan
 from ugpu.compiler.runtime.kernels.tuners import tuners
@@ -25,10 +25,15 @@ _storage = attrgetter("storage")
 SCRATCH = 64 << 10  # maximum bytes that a plan may keep for its intermediate results
 
 
+def word_of(storage: Storage | ByValue) -> int:
+    """Return a kernel's argument for memory, its address, or for a number."""
+    return storage.address if isinstance(storage, Storage) else storage.word
+
+
 class Script:
     """Data needed to submit a plan again. sources: places of the recipe's sources in the plan.
     own: the references that a chain's inner nodes have if nothing else reads them. lock: of the
-    runtime that owns the plan. numbers: memory of the recipe's numbers, by place.
+    runtime that owns the plan. numbers: words of the recipe's numbers, by place.
 
     Its intermediate results keep their memory permanently: runs on one queue follow each other.
     """
@@ -41,7 +46,7 @@ class Script:
         own: Sequence[int],
         pool: MemoryPool,
         lock: threading.RLock,
-        numbers: Mapping[int, Storage],
+        numbers: Mapping[int, int],
     ) -> None:
         steps = plan.steps
         self.device = pool.device
@@ -52,15 +57,14 @@ class Script:
         # a plan of one kernel stores its result alone, whatever else reads an intermediate value
         self.own = own if len(steps) > 1 else None
         self.next: Storage | None = None  # memory for the next result
-        self.numbers = numbers
         addresses: list[int] = []
         slots: list[list[int]] = [[] for _ in sources]  # where each source's address is
         for step in steps:
             for place in (step.root, *step.inputs):
                 if place in sources:
                     slots[sources.index(place)].append(len(addresses))
-                held = self.scratch.get(place) or numbers.get(place)
-                addresses.append(0 if held is None else held.address)
+                held = self.scratch.get(place)
+                addresses.append(numbers.get(place, 0) if held is None else held.address)
         result = len(addresses) - 1 - len(steps[-1].inputs)
         queue = pool.core.driver.hardware_queues(QueueKind.COMPUTE)[0]
         self.repetition = queue.repetition(prepared, addresses, [[result], *slots])
@@ -89,9 +93,12 @@ class Script:
             numbers = []
             for source in given:
                 stored = source.storage
-                if not isinstance(stored, Storage):
+                if isinstance(stored, Storage):
+                    numbers.append(stored.address)
+                elif isinstance(stored, ByValue):
+                    numbers.append(stored.word)
+                else:
                     return False
-                numbers.append(stored.address)
             result, self.next = self.next or self.pool.take(self.size), None
             self.repetition.submit(result.address, *numbers)
             if self.repetition.at_once and root.recipe is not None:

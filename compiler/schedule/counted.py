@@ -20,7 +20,7 @@ from ugpu.compiler.expression.value import Memory, Value, indices_of
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import KINDS, Node, Shape
 from ugpu.compiler.graph.region import Region, Scatter
-from ugpu.compiler.schedule.express import Tracer
+from ugpu.compiler.schedule.express import Tracer, input_memory
 from ugpu.hcq.state.target import TargetSpec
 
 FEWEST = 16  # results for a term on a host; below this, comparing with all of them is as fast
@@ -147,7 +147,7 @@ def _values(*nodes: Node) -> tuple[tuple[Range, ...], list[Value]] | None:
         if node.storage is None and (kind.aligned or kind.moves or node.op in ("const", "iota")):
             waiting += node.sources
         else:
-            memories[id(node)] = Memory(f"in{len(memories)}", node.dtype, max(1, node.size))
+            memories[id(node)] = input_memory(len(memories), node)
     tracer = Tracer(memories)
     at = tuple(Range(f"i{axis}", size) for axis, size in enumerate(nodes[0].shape))
     indices: tuple[Index, ...] = tuple(r.index() for r in at)

@@ -19,6 +19,7 @@ from ugpu.compiler.expression.algebra import (
     Range,
     Validity,
     at_least_zero,
+    constant,
     flatten,
 )
 from ugpu.compiler.expression.computation import Chosen, Computation
@@ -35,7 +36,7 @@ from ugpu.compiler.expression.value import (
     rebuild,
     value,
 )
-from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.node import ByValue, Node
 from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.schedule.group import Group, describe
 
@@ -192,14 +193,18 @@ def trace_aligned(group: Group) -> Computation | None:
 
 def _inputs(group: Group, outputs: Sequence[Memory] = ()) -> tuple[tuple[Memory, ...], Tracer]:
     """Return the inputs' memories; what a result overwrites is read from its output."""
-    inputs = tuple(
-        Memory(f"in{i}", node.dtype, max(1, node.size)) for i, node in enumerate(group.inputs)
-    )
+    inputs = tuple([input_memory(i, node) for i, node in enumerate(group.inputs)])
     places = {id(node): memory for node, memory in zip(group.inputs, inputs, strict=True)}
     for old, output in zip(group.over, outputs, strict=bool(group.over)):
         if old is not None:
             places[id(old)] = output
     return inputs, Tracer(places)
+
+
+def input_memory(number: int, node: Node) -> Memory:
+    """Return the memory that a kernel reads a node from."""
+    space = "by_value" if isinstance(node.storage, ByValue) else "global"
+    return Memory(f"in{number}", node.dtype, max(1, node.size), space)
 
 
 class Tracer:
@@ -223,6 +228,8 @@ class Tracer:
             found = express(self, node, at, valid)
         elif valid == NEVER:
             found = const(0, node.dtype)
+        elif memory.space == "by_value":
+            found = load(memory, constant(0))
         else:
             found = load(memory, flatten(at, node.shape), valid)
         self.done[key] = found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ugpu.compiler.expression.once import Answers
-from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.node import Node, form_of
 from ugpu.compiler.graph.operations import KINDS, MOVEMENT
 
 
@@ -55,7 +55,7 @@ def make_group(
         if node.storage is not None or (id(node) in stored and id(node) not in own):
             places[id(node)] = len(key)
             inputs.append(node)
-            key.append(("input", node.shape, node.dtype))
+            key.append(("input", form_of(node), node.dtype))
         elif ready:
             places[id(node)] = len(key)
             arg = (repr(node.arg),) if KINDS[node.op].numbers else node.arg

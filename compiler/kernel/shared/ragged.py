@@ -76,7 +76,7 @@ def piece_of(computation: Computation) -> Piece | None:
     for node in walk(computation.value):
         if node.op == "load":
             memory = node.arg.memory
-            memories.setdefault(memory, Memory(f"piece{len(memories)}", memory.dtype, 1))
+            memories.setdefault(memory, replace(memory, name=f"piece{len(memories)}", count=1))
     places: Iterator[Index] = iter(constant(number) for number in range(len(indices)))
     form = _rebuilt(computation.value, places, memories)
     return Piece(

@@ -14,7 +14,7 @@ from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bfloat16, float16
-from ugpu.compiler.graph.recipe import HELD_FROM
+from ugpu.compiler.graph.series import HELD_FROM, known
 from ugpu.compiler.methods import core
 from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
@@ -42,7 +42,7 @@ ROUNDED: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.fixture(params=["cpu", *GPUS])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    monkeypatch.setattr(core, "_series", {})
+    known.clear()
     monkeypatch.setattr(core, "_recipes", {})
     with hcq.open(request.param) as opened:
         use_cache(opened, None)
@@ -103,9 +103,9 @@ def test_a_filled_tensor_has_elements_of_its_type(device: Device) -> None:
 
 
 @pytest.mark.parametrize("kind", [float16, bfloat16])
-def test_gradients_are_those_of_the_number(kind: DType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of operations that read it from memory."""
-    monkeypatch.setattr(core, "_series", {})
+def test_gradients_are_those_of_the_number(kind: DType) -> None:
+    """Also those of operations that have it by value."""
+    known.clear()
     elements = narrowed([1, 3, 5, 7], kind)
     with hcq.open("cpu") as device:
         leaf = Tensor(elements, device=device, dtype=kind).requires_grad_()

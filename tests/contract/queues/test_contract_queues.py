@@ -12,8 +12,8 @@ from tests.support.kernels import contract_object
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.work.command import Launch
-from ugpu.hcq.work.command_buffer import Symbol
-from ugpu.hcq.work.prepared import prepare
+from ugpu.hcq.work.command_buffer import Reference, Symbol
+from ugpu.hcq.work.prepared import Placed, prepare
 from ugpu.hcq.work.program import Kernel, Parameter, Program
 from ugpu.hcq.work.queue import QueueKind
 
@@ -249,6 +249,38 @@ def test_programs_come_and_go(device: Device, program: Program) -> None:
         assert isinstance(loaded["add"], Kernel)
         loaded.close()
         loaded.close()
+
+
+def test_prepared_commands_carry_numbers(device: Device, program: Program) -> None:
+    """A parameter may be a number, all 64 bits of it; each submission in flight keeps its own."""
+    numbers = [0, 1 << 63, (1 << 64) - 1, 0x7FF8_0000_0000_0001, 0x8000_0000, *range(1, 12)]
+    with device.alloc(8 * len(numbers)) as out:
+        queue = device.queue()
+        queue.launch(
+            program["wide"], grid=(1,), block=BLOCK, args=(out[:8], np.uint64(0), np.uint8(0))
+        )
+        (launch,) = queue.commands
+        assert isinstance(launch, Launch)
+        references = tuple(
+            Reference(8 * slot, 8, Symbol("parameter", slot=slot)) for slot in range(2)
+        )
+        prepared = prepare(queue.hardware, [dataclasses.replace(launch, references=references)])
+        places = [int(out.address) + 8 * place for place in range(len(numbers))]
+        submit = device.driver.core.submit_prepared
+        for each in zip(places, numbers, strict=True):
+            submit(queue.hardware, prepared, each)
+        assert out.numpy(np.uint64).tolist() == numbers
+        out.fill(0)
+        again = queue.hardware.repetition(prepared, [0, 0], [[0], [1]])
+        for each in zip(places, numbers, strict=True):
+            again.submit(*each)
+        assert out.numpy(np.uint64).tolist() == numbers
+        out.fill(0)
+        placed = Placed(queue.hardware, prepared)
+        for each in zip(places, numbers, strict=True):
+            queue.timeline.wait(placed.submit(each))
+        assert out.numpy(np.uint64).tolist() == numbers
+        placed.close()
 
 
 def test_prepared_commands_run_with_other_buffers(device: Device, program: Program) -> None:
