@@ -10,9 +10,12 @@ from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.dtype import promote, wide
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.numeric.pairs import (
+    choose,
     complex_matrix,
     complex_of,
     left_half,
+    like,
+    real_of,
     stacked,
     whole,
 )
@@ -64,10 +67,10 @@ def inv(a: Tensor) -> Tensor:
 
 
 def det(a: Tensor) -> Tensor:
-    """Return the determinant of square matrices."""
-    matrix = square_of("det", a)
+    """Return the determinant of square matrices; of complex ones, it has no gradient."""
+    matrix = square_of("det", a, whole=True)
     if not matrix.numel():
-        return Tensor.ones(matrix.shape[:-2], device=matrix.device, dtype=matrix.dtype)
+        return like(_ones(matrix), matrix)
 
     def compute() -> list[Tensor]:
         pivots, sign = _pivots(matrix)
@@ -77,11 +80,12 @@ def det(a: Tensor) -> Tensor:
 
 
 def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sign of the determinant, and the logarithm of its magnitude."""
-    matrix = square_of("slogdet", a)
+    """Return the sign of the determinant, of complex matrices its direction, and the logarithm of
+    its magnitude; of complex ones, neither has a gradient."""
+    matrix = square_of("slogdet", a, whole=True)
     if not matrix.numel():
-        ones = Tensor.ones(matrix.shape[:-2], device=matrix.device, dtype=matrix.dtype)
-        return ones, ones.zeros_like()
+        ones = _ones(matrix)
+        return like(ones, matrix), ones.zeros_like()
 
     def compute() -> list[Tensor]:
         pivots, sign = _pivots(matrix)
@@ -90,6 +94,11 @@ def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
 
     results = ruled(compute, [None, "logdet"], [matrix])
     return results[0], results[1]
+
+
+def _ones(matrix: Tensor) -> Tensor:
+    kind = real_of(matrix).dtype
+    return Tensor.ones(matrix.shape[:-2], device=matrix.device, dtype=kind)
 
 
 def _square(operation: str, a: ComplexTensor) -> ComplexTensor:
@@ -113,23 +122,24 @@ def _eliminated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return a^-1 @ b, the pivots [batch, n] and the sign of the exchanges. a: [batch, n, n]."""
     count, size, _ = a.shape
     rows = Tensor.arange(size, device=a.device)
-    joined, step = Tensor.cat([a, b], 2).contiguous(), first_step(a)
-    columns = Tensor.arange(joined.shape[2], device=a.device)
-    pivots = Tensor.zeros(count, size, device=a.device, dtype=a.dtype).contiguous()
-    sign = Tensor.ones(count, device=a.device, dtype=a.dtype).contiguous()
+    whole = ComplexTensor if isinstance(a, ComplexTensor) else Tensor
+    joined, step = whole.cat([a, b], 2).contiguous(), first_step(a)
+    columns, kind = Tensor.arange(joined.shape[2], device=a.device), real_of(a).dtype
+    pivots = like(Tensor.zeros(count, size, device=a.device, dtype=kind), a).contiguous()
+    sign = Tensor.ones(count, device=a.device, dtype=kind).contiguous()
     for _ in range(size):
-        column = columns._compare("eq", step).where(joined, 0.0).sum(2)
+        column = choose(columns._compare("eq", step), joined, 0.0).sum(2)
         chosen = (rows >= step).where(column.abs(), -1.0).argmax(1, keepdims=True)
         chosen, column = computed(chosen, column)
         here = rows._compare("eq", step)
         exchanged = here.where(chosen, rows._compare("eq", chosen).where(step, rows))
         joined = joined.gather(1, exchanged.unsqueeze(2).expand(joined.shape))
         column = column.gather(1, exchanged)
-        pivot = here.where(column, 0.0).sum(1, keepdims=True)
+        pivot = choose(here, column, 0.0).sum(1, keepdims=True)
         row = here.reshape((1, size, 1))
-        top = row.where(joined, 0.0).sum(1, keepdims=True) / pivot.unsqueeze(2)
-        joined = row.where(top, joined - column.unsqueeze(2) * top)
-        pivots = here.where(pivot, pivots)
+        top = choose(row, joined, 0.0).sum(1, keepdims=True) / pivot.unsqueeze(2)
+        joined = choose(row, top, joined - column.unsqueeze(2) * top)
+        pivots = choose(here, pivot, pivots)
         sign = chosen.squeeze(1)._compare("eq", step).where(sign, -sign)
         joined, pivots, sign, step = computed(joined, pivots, sign, step + 1)
     return joined[:, :, size:], pivots, sign

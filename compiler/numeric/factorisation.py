@@ -6,8 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.numeric.elimination import solve
+from ugpu.compiler.numeric.pairs import (
+    choose,
+    conjugate,
+    direction,
+    like,
+    real_of,
+    squared,
+    turned,
+)
 from ugpu.compiler.numeric.rotations import eigen, singular
 from ugpu.compiler.numeric.steps import (
     computed,
@@ -54,8 +64,8 @@ def cholesky(a: Tensor, *, upper: bool = False) -> Tensor:
 def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Tensor, Tensor]:
     """Return Q [..., rows, k] with orthonormal columns, and R [..., k, columns], upper triangular,
     with Q @ R = a; k is the smaller of rows and columns, or the rows for "complete". By Householder
-    reflections."""
-    matrix = matrix_of("qr", a)
+    reflections. The matrices may be complex; then they have no gradient."""
+    matrix = matrix_of("qr", a, whole=True)
     if mode not in ("reduced", "complete"):
         raise BadArgument(f"qr: mode must be 'reduced' or 'complete', got {mode!r}")
     height, width = matrix.shape[-2:]
@@ -67,23 +77,23 @@ def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Ten
         rows = Tensor.arange(height, device=matrix.device)
         columns = Tensor.arange(width, device=matrix.device)
         right, power = scaled(matrix.reshape((-1, height, width)))
-        one = Tensor.eye(height, device=matrix.device, dtype=matrix.dtype)
-        left = one.expand((right.shape[0], height, height)).contiguous()
+        one = Tensor.eye(height, device=matrix.device, dtype=real_of(matrix).dtype)
+        left = like(one.expand((right.shape[0], height, height)), matrix).contiguous()
         step = first_step(matrix)
         for _ in range(min(height - 1, width)):
-            column = columns._compare("eq", step).where(right, 0.0).sum(2)
-            column = (rows >= step).where(column, 0.0)
+            column = choose(columns._compare("eq", step), right, 0.0).sum(2)
+            column = choose(rows >= step, column, 0.0)
             here = rows._compare("eq", step)
-            head = here.where(column, 0.0).sum(1, keepdims=True)
-            length = column.square().sum(1, keepdims=True).sqrt()
-            mirror = column + here.where((head < 0).where(-length, length), 0.0)
-            squares = mirror.square().sum(1, keepdims=True)
+            head = choose(here, column, 0.0).sum(1, keepdims=True)
+            length = squared(column).sum(1, keepdims=True).sqrt()
+            mirror = column + choose(here, direction(head) * length, 0.0)
+            squares = squared(mirror).sum(1, keepdims=True)
             scale = squares._compare("eq", 0).where(0.0, 2.0 / squares)
             (mirror,) = computed(mirror * scale.sqrt())
-            along = (mirror.unsqueeze(2) * right).sum(1, keepdims=True)
+            along = (conjugate(mirror).unsqueeze(2) * right).sum(1, keepdims=True)
             across = (left * mirror.unsqueeze(1)).sum(2, keepdims=True)
             right = right - mirror.unsqueeze(2) * along
-            left = left - across * mirror.unsqueeze(1)
+            left = left - across * conjugate(mirror).unsqueeze(1)
             right, left, step = computed(right, left, step + 1)
         batch = matrix.shape[:-2]
         return [
@@ -98,13 +108,14 @@ def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Ten
 
 
 def eigh(a: Tensor, UPLO: Literal["L", "U"] = "L") -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues [..., n] of symmetric matrices, smallest first, and the eigenvectors,
-    in columns. UPLO: the triangle that is read. By Jacobi rotations."""
+    """Return the eigenvalues [..., n] of symmetric or Hermitian matrices, smallest first, and the
+    eigenvectors, in columns; complex ones have no gradient. UPLO: the triangle that is read. By
+    Jacobi rotations."""
     if UPLO not in ("L", "U"):
         raise BadArgument(f"eigh: UPLO must be 'L' or 'U', got {UPLO!r}")
-    matrix = square_of("eigh", a if UPLO == "L" else a.transpose(-1, -2))
+    matrix = square_of("eigh", a if UPLO == "L" else turned(a), whole=True)
     if not matrix.numel():
-        return matrix.reshape(matrix.shape[:-1]), matrix
+        return real_of(matrix).reshape(matrix.shape[:-1]), matrix
 
     def compute() -> list[Tensor]:
         size = matrix.shape[-1]
@@ -118,30 +129,31 @@ def eigh(a: Tensor, UPLO: Literal["L", "U"] = "L") -> tuple[Tensor, Tensor]:
 def svd(a: Tensor, full_matrices: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return U [..., rows, k], the singular values [..., k], largest first, and V^T [..., k,
     columns]; k is the smaller of rows and columns. By one-sided Jacobi rotations. full_matrices:
-    complete U and V^T to orthonormal bases of rows and columns, which have no gradient."""
+    complete U and V^T to orthonormal bases of rows and columns, which have no gradient. Of complex
+    matrices, which have none either, V^T is the conjugate transpose."""
     if full_matrices:
         left, values, right = svd(a)
-        turned = _completed(right.transpose(-1, -2))
-        return _completed(left), values, turned.transpose(-1, -2)
-    matrix = matrix_of("svd", a)
+        return _completed(left), values, turned(_completed(turned(right)))
+    matrix = matrix_of("svd", a, whole=True)
     height, width = matrix.shape[-2:]
     if not matrix.numel():
         size = min(height, width)
-        values = Tensor.zeros((*matrix.shape[:-2], size), device=matrix.device, dtype=matrix.dtype)
+        kind = real_of(matrix).dtype
+        values = Tensor.zeros((*matrix.shape[:-2], size), device=matrix.device, dtype=kind)
         return nothing(matrix, height, size), values, nothing(matrix, size, width)
 
     def compute() -> list[Tensor]:
         flat, batch = matrix.reshape((-1, height, width)), matrix.shape[:-2]
-        size, turned = min(height, width), height < width
+        size, wide = min(height, width), height < width
         flat, power = scaled(flat)
-        left, values, right = singular(flat.transpose(1, 2) if turned else flat)
+        left, values, right = singular(turned(flat) if wide else flat)
         left = _orthonormal(left)
-        if turned:
+        if wide:
             left, right = right, left
         return [
             left.reshape((*batch, height, size)),
             (values * power.squeeze(-1)).reshape((*batch, size)),
-            right.transpose(1, 2).reshape((*batch, size, width)),
+            turned(right).reshape((*batch, size, width)),
         ]
 
     results = ruled(compute, ["svd left", "svd values", "svd right"], [matrix], lambda: svd(matrix))
@@ -152,15 +164,15 @@ def _completed(base: Tensor) -> Tensor:
     """Complete orthonormal columns to a base; the given ones stay."""
     more = base.shape[-2] - base.shape[-1]
     whole = qr(base, "complete")[0]
-    return Tensor.cat([base, whole[..., base.shape[-1] :]], -1) if more else base
+    kind = ComplexTensor if isinstance(base, ComplexTensor) else Tensor
+    return kind.cat([base, whole[..., base.shape[-1] :]], -1) if more else base
 
 
 def _orthonormal(left: Tensor) -> Tensor:
     """Complete columns of zeros, of singular values of zero, to an orthonormal base; the others
     stay."""
     base, triangle = qr(left)
-    signs = triangle.diagonal(0, -2, -1) < 0
-    return signs.unsqueeze(-2).where(-base, base)
+    return base * direction(triangle.diagonal(0, -2, -1)).unsqueeze(-2)
 
 
 # ---- gradients (M. Giles, 2008; QR: arXiv:1710.08717) --------------------------------------------

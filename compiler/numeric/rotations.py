@@ -9,6 +9,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ugpu.compiler.complex.tensor import ComplexTensor
+from ugpu.compiler.numeric.pairs import (
+    choose,
+    conjugate,
+    direction,
+    like,
+    real_of,
+    squared,
+    turned,
+)
+from ugpu.compiler.numeric.steps import computed
 from ugpu.compiler.tensor import Tensor
 
 SWEEPS = 10  # over all pairs: they converge quadratically, after about log2(n) sweeps
@@ -31,28 +42,28 @@ def rounds(size: int) -> NDArray[np.int64]:
 
 def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues [batch, n], smallest first, and eigenvectors, in columns, of symmetric
-    matrices [batch, n, n], whose lower triangles are read."""
+    or Hermitian matrices [batch, n, n], whose lower triangles are read."""
     count, size, _ = matrices.shape
     lower = matrices.tril()
-    current = (lower + lower.tril(-1).transpose(1, 2)).contiguous()
+    strict = lower.tril(-1)
+    diagonals = like(real_of(lower).triu(), lower)  # of Hermitian matrices they are real
+    current = (strict + diagonals + turned(strict)).contiguous()
     vectors = _identity(count, size, matrices)
     columns = Tensor.arange(size, device=matrices.device)
     for partner in _schedule(size, matrices):
-        diagonal = current.diagonal(0, -2, -1)
+        diagonal = real_of(current.diagonal(0, -2, -1))
         shape = (count, size, 1)
         off = current.gather(2, partner.reshape((1, size, 1)).expand(shape)).squeeze(2)
         # Both columns of a pair rotate by one element: where eigenvalues are equal, the two of
         # them differ, by rounding, as much as the angle is wide.
-        off = (columns < partner).where(off, off[:, partner])
+        off = choose(columns < partner, off, conjugate(off[:, partner]))
         cosine, sine = _rotation(diagonal, diagonal[:, partner], off, columns, partner)
-        cosine, sine = cosine.contiguous(), sine.contiguous()
-        cosine.realize(sine)
-        turned = _turned(current, partner, cosine, sine).contiguous()
-        vectors = _turned(vectors, partner, cosine, sine).contiguous()
-        turned.realize(vectors)
-        current = _turned(turned.transpose(1, 2), partner, cosine, sine).contiguous()
-        current.realize()
-    values, order = current.diagonal(0, -2, -1).sort(-1)
+        cosine, sine = computed(cosine.contiguous(), sine.contiguous())
+        half = _rotated(current, partner, cosine, sine).contiguous()
+        vectors = _rotated(vectors, partner, cosine, sine).contiguous()
+        half, vectors = computed(half, vectors)
+        (current,) = computed(_rotated(turned(half), partner, cosine, sine).contiguous())
+    values, order = real_of(current.diagonal(0, -2, -1)).sort(-1)
     return values, vectors.gather(2, order.unsqueeze(1).expand(vectors.shape))
 
 
@@ -64,46 +75,46 @@ def singular(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     columns = Tensor.arange(size, device=matrices.device)
     for partner in _schedule(size, matrices):
         other = current[:, :, partner]
-        squares = current.square().sum(1)
-        products = (current * other).sum(1)
-        squares.realize(products)
+        squares = squared(current).sum(1)
+        products = (conjugate(current) * other).sum(1)
+        squares, products = computed(squares, products)
         cosine, sine = _rotation(squares, squares[:, partner], products, columns, partner)
-        cosine, sine = cosine.contiguous(), sine.contiguous()
-        cosine.realize(sine)
-        current = _turned(current, partner, cosine, sine).contiguous()
-        vectors = _turned(vectors, partner, cosine, sine).contiguous()
-        current.realize(vectors)
-    lengths = current.square().sum(1).sqrt()
+        cosine, sine = computed(cosine.contiguous(), sine.contiguous())
+        current = _rotated(current, partner, cosine, sine).contiguous()
+        vectors = _rotated(vectors, partner, cosine, sine).contiguous()
+        current, vectors = computed(current, vectors)
+    lengths = squared(current).sum(1).sqrt()
     values, order = lengths.sort(-1, descending=True)
     chosen = current.gather(2, order.unsqueeze(1).expand(current.shape))
     nothing = values <= values[:, :1] * 1e-30
-    left = nothing.unsqueeze(1).where(0.0, chosen / nothing.where(1.0, values).unsqueeze(1))
+    left = choose(nothing.unsqueeze(1), 0.0, chosen / nothing.where(1.0, values).unsqueeze(1))
     return left, values, vectors.gather(2, order.unsqueeze(1).expand(vectors.shape))
 
 
-def _schedule(size: int, like: Tensor) -> list[Tensor]:
+def _schedule(size: int, other: Tensor) -> list[Tensor]:
     if size < 2:
         return []
-    table = Tensor(rounds(size), device=like.device)
+    table = Tensor(rounds(size), device=other.device)
     partners = [table[place].contiguous() for place in range(table.shape[0])]
     partners[0].realize(*partners[1:])
     return partners * SWEEPS
 
 
-def _identity(count: int, size: int, like: Tensor) -> Tensor:
-    return (
-        Tensor.eye(size, device=like.device, dtype=like.dtype)
-        .expand((count, size, size))
-        .contiguous()
-    )
+def _identity(count: int, size: int, other: Tensor) -> Tensor:
+    eye = Tensor.eye(size, device=other.device, dtype=real_of(other).dtype)
+    return like(eye.expand((count, size, size)), other).contiguous()
 
 
 def _rotation(
     own: Tensor, others: Tensor, off: Tensor, columns: Tensor, partner: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the rotation that brings `off` to zero: each column becomes cosine times itself plus
-    sine times its partner. own, others: diagonal elements. A column without a partner stays."""
+    sine times its partner. own, others: diagonal elements. A column without a partner stays. The
+    sine has the conjugate direction of a complex `off`."""
     first = columns < partner
+    if isinstance(off, ComplexTensor):
+        cosine, sine = _rotation(own, others, off.abs(), columns, partner)
+        return cosine, conjugate(direction(off)) * sine
     none = off._compare("eq", 0) | columns._compare("eq", partner)
     apart = first.where(others - own, own - others)
     ratio = apart / (none.where(1.0, off) * 2.0)
@@ -114,6 +125,6 @@ def _rotation(
     return cosine, first.where(-sine, sine)
 
 
-def _turned(x: Tensor, partner: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotated(x: Tensor, partner: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate columns."""
     return x * cosine.unsqueeze(1) + x[:, :, partner] * sine.unsqueeze(1)

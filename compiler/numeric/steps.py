@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.dtype import int64, wide
 from ugpu.compiler.gradients.reverse import tracking
 from ugpu.compiler.graph.tracking import History, mode
+from ugpu.compiler.numeric import pairs
+from ugpu.compiler.numeric.pairs import real_of
 from ugpu.compiler.tensor import Tensor
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 
-def matrix_of(operation: str, a: Tensor) -> Tensor:
-    """Return a matrix [..., rows, columns] of floats; BadArgument for another argument."""
+def matrix_of(operation: str, a: Tensor, whole: bool = False) -> Tensor:
+    """Return a matrix [..., rows, columns] of floats; BadArgument for another argument. whole: it
+    may be complex."""
+    if whole and isinstance(a, ComplexTensor) and a.ndim >= 2:
+        return a
     if not isinstance(a, Tensor) or a.ndim < 2:
         shown = list(a.shape) if isinstance(a, Tensor) else repr(a)
         raise BadArgument(f"{operation}: expected a matrix [..., rows, columns], got {shown}")
@@ -22,13 +28,14 @@ def matrix_of(operation: str, a: Tensor) -> Tensor:
 
 def nothing(like: Tensor, *shape: int) -> Tensor:
     """Return the result for matrices without elements: ones on a diagonal of the last two axes."""
-    eye = Tensor.eye(*shape[-2:], device=like.device, dtype=like.dtype)
-    return eye.broadcast_to((*like.shape[:-2], *shape))
+    eye = Tensor.eye(*shape[-2:], device=like.device, dtype=real_of(like).dtype)
+    return pairs.like(eye.broadcast_to((*like.shape[:-2], *shape)), like)
 
 
-def square_of(operation: str, a: Tensor) -> Tensor:
-    """Return a square matrix of floats; BadArgument for another argument."""
-    matrix = matrix_of(operation, a)
+def square_of(operation: str, a: Tensor, whole: bool = False) -> Tensor:
+    """Return a square matrix of floats; BadArgument for another argument. whole: it may be
+    complex."""
+    matrix = matrix_of(operation, a, whole)
     if matrix.shape[-1] != matrix.shape[-2]:
         raise BadArgument(f"{operation}: expected a square matrix, got shape {list(a.shape)}")
     return matrix
@@ -65,7 +72,12 @@ def first_step(like: Tensor) -> Tensor:
 
 def computed(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Compute a step's results now, so that the next step's kernels are the same."""
-    tensors[0].realize(*tensors[1:])
+    parts = [
+        part
+        for each in tensors
+        for part in (each.parts if isinstance(each, ComplexTensor) else (each,))
+    ]
+    parts[0].realize(*parts[1:])
     return tensors
 
 
@@ -77,8 +89,11 @@ def ruled(
 ) -> list[Tensor]:
     """Compute results untracked, and give each a gradient by a rule, as a function of the sources;
     None for no gradient. again: the function itself; the rule's arg is a call that returns all its
-    results, tracked ones for derivatives of higher order."""
+    results, tracked ones for derivatives of higher order. NotSupported for a complex source that is
+    tracked."""
     tracked = mode.on and any(each.requires_grad for each in sources)
+    if tracked and any(isinstance(each, ComplexTensor) for each in sources):
+        raise NotSupported(f"backward: {rules[0]} has a gradient for real matrices alone")
     with tracking(False):
         results = compute()
     if not tracked:

@@ -144,7 +144,7 @@ def test_first_contact_brings_everything_home(
 ) -> None:
     folder = tmp_path / "out"
     code = first_contact.main(
-        [str(folder), "--device", "virtual:gh100", "--minutes", "3", "--only", "faults"]
+        [str(folder), "--device", "virtual:gh100", "--minutes", "20", "--only", "faults"]
     )
     summary = (folder / "summary.md").read_text()
     assert code == 0, summary
