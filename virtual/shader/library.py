@@ -49,6 +49,7 @@ class Library:
         self._code: dict[str, jit.Loaded] = {}
         self._first: dict[str, jit.Loaded] = {}
         self._ordered: set[str] = set()
+        self._made: dict[str, bytes] = {}  # second versions that were compiled behind the program
         for _, names in self._parts:
             for name in names:
                 jit.offer(name, partial(self.address, name))
@@ -71,8 +72,10 @@ class Library:
             image = self._cache.made(jit.key_of(self._packages, self._title, ir, "first"), make)
             self._first[name] = jit.Loaded(image, quick=True)
             return self._first[name]
-        make = partial(jit.compile_object, ir, jit.FULL, 1)
-        self._code[name] = jit.Loaded(self._cache.made(key, make))
+        image = self._made.pop(name, b"") or self._cache.made(
+            key, partial(jit.compile_object, ir, jit.FULL, 1)
+        )
+        self._code[name] = jit.Loaded(image)
         return self._code[name]
 
     def _key(self, ir: str) -> str:
@@ -87,10 +90,22 @@ class Library:
                     continue
                 self._ordered.add(name)
                 ir = self._module(name)
-                done = partial(_keep, self._cache, self._key(ir))
+                done = partial(self._keep, name, self._key(ir))
                 order = recompile.Order(partial(str, ir), jit.FULL, 1, done)
                 recompile.SHARED.get().submit(order)
                 self.improve(_USED.findall(ir))
+
+    def improved(self, name: str) -> bool:
+        """Return whether the second version of a function has been compiled behind the program:
+        `address` loads it without compiling."""
+        return name in self._made
+
+    def _keep(self, name: str, key: str, result: bytes | UgpuError) -> None:
+        """Keep a second version. After an error it is compiled by what loads a kernel that calls
+        it."""
+        if not isinstance(result, UgpuError):
+            self._cache.put(key, result)
+            self._made[name] = result
 
     @cached_property
     def _texts(self) -> tuple[dict[str, re.Match[str]], dict[str, str], list[str]]:
@@ -125,9 +140,3 @@ class Library:
                 lines[name] = functions[name][0]
                 waiting.extend(reversed(_USED.findall(functions[name][0])))
         return "\n".join([*lines.values(), *declarations, PROFILES])
-
-
-def _keep(cache: jit.ObjectCache, key: str, result: bytes | UgpuError) -> None:
-    """Keep a second version. After an error it is compiled by what loads a kernel that calls it."""
-    if not isinstance(result, UgpuError):
-        cache.put(key, result)

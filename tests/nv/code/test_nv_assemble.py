@@ -43,7 +43,7 @@ def test_the_cache_answers_without_an_assembler(
     class Silent:
         name = find_assembler().name
 
-        def assemble(self, ptx: bytes, target: str) -> bytes:
+        def assemble(self, ptx: bytes, target: str, options: tuple[str, ...] = ()) -> bytes:
             raise AssertionError("asked again")
 
     monkeypatch.setattr(module, "find_assembler", Silent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
 import re
@@ -27,7 +26,7 @@ from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.nvidia.sm.runtime.launch.grid import BadLaunch, Grid
 from ugpu.virtual.nvidia.sm.runtime.launch.stepping import SteppedCode, Stepping
 from ugpu.virtual.nvidia.sm.runtime.launch.worker import Run, Worker
-from ugpu.virtual.nvidia.sm.runtime.library import flight_hooks, launch_addresses
+from ugpu.virtual.nvidia.sm.runtime.library import flight_hooks, launchers
 from ugpu.virtual.nvidia.sm.translator.access import functions
 from ugpu.virtual.nvidia.sm.translator.access.variables import Places
 from ugpu.virtual.nvidia.sm.translator.control.flatten import Flat
@@ -47,7 +46,6 @@ from ugpu.virtual.shader.threads.executor import Executor, Recent
 from ugpu.virtual.shader.threads.worker import aligned
 
 _SOURCES = (Path(__file__).parent, emu.PACKAGE)
-_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 # A kernel is first compiled quickly. It is compiled with optimisation once it has run for this many
 # times its compile time, which few kernels do. Optimised code takes twice as long to make and is up
 # to five times as fast.
@@ -117,7 +115,7 @@ class VirtualMultiprocessors(Executor[Worker, SmOutcome]):
         super().__init__(workers, cache, debugger)
         self._sources: Recent[tuple[str, str], _Source] = Recent()
         self._kernels: Recent[tuple[str, str, bool, bool], _Kernel] = Recent()
-        self._launch, self._launch_clusters = map(_LAUNCH, launch_addresses(cache))
+        self._launch, self._launch_clusters = launchers(cache)
         functions.offer(cache)
         self._cache = cache
 

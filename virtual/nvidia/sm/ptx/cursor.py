@@ -27,7 +27,7 @@ class Cursor:
 
     def next(self) -> Token:
         """Take the next token."""
-        token = self.peek
+        token = self._tokens[self._at]
         if token.kind == "end":
             raise bad(token.line, "unexpected end of the text")
         self._at += 1
@@ -35,7 +35,8 @@ class Cursor:
 
     def take(self, text: str) -> bool:
         """Take the next token if it reads `text`."""
-        if self.peek.text == text and self.peek.kind != "string":
+        token = self._tokens[self._at]
+        if token.text == text and token.kind != "string":
             self._at += 1
             return True
         return False

@@ -195,6 +195,8 @@ class Body:
     def _single(self) -> Operand:
         cursor = self._cursor
         token = cursor.peek
+        if token.kind == "name":
+            return self._mentioned()
         if cursor.take("["):
             return self._address()
         if cursor.take("{"):
@@ -206,20 +208,25 @@ class Body:
             if not isinstance(inner, Register):
                 raise bad(token.line, "'!' must precede a predicate")
             return Inverted(inner)
-        if token.kind == "name":
-            cursor.next()
-            named = self._named(token, token.text)
-            if isinstance(named, Register) and cursor.peek.kind == "dot":
-                return Selected(named, cursor.next().text[1:])
-            if isinstance(named, Name) and cursor.peek.text in ("+", "-"):
-                return Address(named, cursor.integer())
-            if isinstance(named, Name) and cursor.take("["):
-                return self._element(token, named)
-            return named
         if token.text == "-" and cursor.ahead(1).kind == "name":
             cursor.next()
             return self._negated(cursor.peek)
         return self._constant()
+
+    def _mentioned(self) -> Operand:
+        """Return the operand that begins with a name; the cursor is at it."""
+        cursor = self._cursor
+        token = cursor.next()
+        named = self._named(token, token.text)
+        if isinstance(named, Register):
+            if cursor.peek.kind == "dot":
+                return Selected(named, cursor.next().text[1:])
+        elif isinstance(named, Name):
+            if cursor.peek.text in ("+", "-"):
+                return Address(named, cursor.integer())
+            if cursor.take("["):
+                return self._element(token, named)
+        return named
 
     def _negated(self, token: Token) -> Operand:
         """Return the operand after a minus; the cursor is at its name."""

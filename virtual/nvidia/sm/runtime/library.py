@@ -1,11 +1,14 @@
 """Compile the native functions that kernels share, and register their names with the linker.
 
-The functions for asynchronous kernels are compiled at the first such kernel. The launcher calls
-them through addresses in the worker context.
+A launcher has a first version, which compiles in an eighth of the time. The functions for
+asynchronous kernels are compiled at the first such kernel. The launcher calls them through
+addresses in the worker context.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -24,13 +27,39 @@ from ugpu.virtual.shader import atomics as shared_atomics
 from ugpu.virtual.shader import math as emu_math
 from ugpu.virtual.shader.library import Library
 
+_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _SOURCES = (Path(__file__).parent.parent, emu.PACKAGE)
 
 
+OFTEN = 200  # calls of a launcher after which its second version is worth compiling
+
+
+class Launcher:
+    """A function that runs the groups of a grid, or its clusters; compiled at its first call.
+    Several threads may call it."""
+
+    def __init__(self, functions: Library, name: str) -> None:
+        self._functions = functions
+        self._name = resolve.PREFIX + name
+        self._calls = 0
+        self._native: Callable[[int, int], int] | None = None
+
+    def __call__(self, context: int, kernel: int) -> int:
+        """Run a kernel; both are addresses. Return a code of `layout`."""
+        native = self._native
+        if native is None or self._functions.improved(self._name):
+            address = self._functions.address(self._name, quick=native is None)
+            native = self._native = _LAUNCH(address)
+        self._calls += 1
+        if self._calls == OFTEN:
+            self._functions.improve([self._name])
+        return native(context, kernel)
+
+
 @cache
-def launch_addresses(folder: Path | None) -> tuple[int, int]:
-    """Return the addresses of the launchers, of groups and of clusters. Makes the functions for all
-    kernels available."""
+def launchers(folder: Path | None) -> tuple[Launcher, Launcher]:
+    """Return the launchers, of groups and of clusters. Makes the functions for all kernels
+    available."""
     functions = Library(_SOURCES, folder, "runtime", (
         (resolve.resolve_ir, resolve.names()), (access.access_ir, access.names()),
         (atomics.wide_ir, atomics.names()), shared_atomics.part(resolve.PREFIX, layout.IO),
@@ -39,15 +68,13 @@ def launch_addresses(folder: Path | None) -> tuple[int, int]:
         (distributed.distributed_ir, distributed.names()),
         (clusters.clusters_ir, clusters.names()), (residents.residents_ir, []),
     ))  # fmt: skip
-    group, cluster = (functions.address(resolve.PREFIX + name) for name in (
-        "launch", "launch_clusters"))  # fmt: skip
-    return group, cluster
+    return Launcher(functions, "launch"), Launcher(functions, "launch_clusters")
 
 
 @cache
 def flight_hooks(folder: Path | None) -> tuple[int, ...]:
     """Return the launcher's hooks for asynchronous kernels; makes their functions available."""
-    launch_addresses(folder)
+    launchers(folder)
     functions = Library(_SOURCES, folder, "flights", (
         (mbarriers.mbarriers_ir, mbarriers.names()), (flights.flights_ir, flights.names()),
         (bulks.bulks_ir, bulks.names()), (proxies.proxies_ir, proxies.names()),

@@ -140,11 +140,13 @@ def _varies(i: Instruction, facts: Facts, rows: bool, divergent: bool, once: set
         return True
     if _private(i):
         return True
+    if not divergent:
+        return False
     # A constant value is the same no matter when each lane computes it.
     fixed = i.guard is None and i.name not in ("ld", "move") and all(
         register.name in once for register in (*written(i), *read(i))
     )  # fmt: skip
-    return divergent and not (fixed and _launch_constant(i))
+    return not (fixed and _launch_constant(i))
 
 
 def _launch_constant(i: Instruction) -> bool:
