@@ -49,3 +49,12 @@ def test_llvm_alone_prefers_half_of_them_on_sapphire_rapids() -> None:
 def test_nothing_is_preferred_without_the_instructions_or_for_others() -> None:
     assert host.tuning("sapphirerapids", FEATURES | {"avx512f": False}) == {}
     assert host.tuning("skylake-avx512", FEATURES) == {}
+
+
+@pytest.mark.parametrize("model", ["rocketlake", "icelake-server", "cooperlake"])
+def test_a_processor_with_tiles_is_not_named_by_an_older_model(model: str) -> None:
+    """Hypervisors may set the model that CPUID reports."""
+    tiles = {"amx-tile": True, "avx512fp16": True}
+    assert host.named_by(model, FEATURES | tiles) == "sapphirerapids"
+    assert host.named_by(model, FEATURES | tiles | {"amx-tile": False}) == model
+    assert host.named_by("graniterapids", FEATURES | tiles) == "graniterapids"
