@@ -177,6 +177,7 @@ class _Sides:
             rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
             self.mirrored, self.in_tiles and self.once and self.flat,
+            columns.size * depth.size * self.dtype.itemsize > target.caches.far,
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
