@@ -25,6 +25,7 @@ MODELS = {
     "MobileNetV2 at 224^2": (HOST, "mobilenet", 1, 3, 224, 224),
     "UNet block, 64 of 64^2 to 128^2": (HOST, "unet_block", 1, 64, 64, 64),
     "MiniLM, 32 tokens": (HOST, "minilm", *networks.MINILM),
+    "MiniLM, 128 tokens": (HOST, "minilm", 128, 384),
     "ResNet-18 at 64^2 on virtual Navi31": (VIRTUAL, "resnet18", 1, 3, 64, 64),
     "MobileNetV2 at 64^2 on virtual Navi31": (VIRTUAL, "mobilenet", 1, 3, 64, 64),
     "MiniLM, 32 tokens on virtual Navi31": (VIRTUAL, "minilm", *networks.MINILM),
