@@ -17,6 +17,12 @@ class Caches:
     first: int = 32 << 10
     second: int = 1 << 20
 
+    @property
+    def far(self) -> int:
+        """Bytes of an array from which on it is assumed to come from beyond the second level: other
+        kernels of a program, which ran since it was last read, have used these caches too."""
+        return self.second // 8
+
 
 @dataclass(frozen=True)
 class TargetSpec:

@@ -27,6 +27,7 @@ MODELS = {
     "MobileNetV2 at 224^2": ("mobilenet", 1, 3, 224, 224),
     "UNet block, 64 of 64^2 to 128^2": ("unet_block", 1, 64, 64, 64),
     "MiniLM, 32 tokens": ("minilm", *networks.MINILM),
+    "MiniLM, 128 tokens": ("minilm", 128, 384),
 }
 SMALL = ("ResNet-18 at 64^2", "MobileNetV2 at 64^2", "MiniLM, 32 tokens")  # also on virtual GPUs
 # The children are closed for their processor time to be known; that of weights is subtracted.

@@ -27,6 +27,18 @@ from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
 
 TURNS = 20
+FORWARD: tuple[tuple[str, str, *tuple[int, ...]], ...] = (  # name, network, shape of the input
+    ("MiniLM, 32 tokens", "minilm", *networks.MINILM),
+    ("MiniLM, 128 tokens", "minilm", 128, 384),
+    ("MiniLM, 8 x 32 tokens", "minilm", 8, 32, 384),
+    ("MiniLM, 8 x 128 tokens", "minilm", 8, 128, 384),
+    ("ResNet-18 at 64^2", "resnet18", 1, 3, 64, 64),
+    ("ResNet-18 at 224^2", "resnet18", 1, 3, 224, 224),
+    ("ResNet-50 at 224^2", "resnet50", 1, 3, 224, 224),
+    ("MobileNetV2 at 64^2", "mobilenet", 1, 3, 64, 64),
+    ("MobileNetV2 at 224^2", "mobilenet", 1, 3, 224, 224),
+    ("UNet block, 64 of 64^2 to 128^2", "unet_block", 1, 64, 64, 64),
+)
 TOLERANCE = 2e-4  # of the largest element: by how much results may differ
 
 
@@ -166,13 +178,9 @@ def measure() -> list[dict[str, object]]:
         return [
             *models.decoder(),
             *models.lstm(),
-            *models.forward("MiniLM, 32 tokens", networks.minilm, "minilm", *networks.MINILM),
-            *models.forward("ResNet-18 at 64^2", networks.resnet18, "resnet18", 1, 3, 64, 64),
-            *models.forward("ResNet-50 at 224^2", networks.resnet50, "resnet50", 1, 3, 224, 224),
-            *models.forward(
-                "MobileNetV2 at 224^2", networks.mobilenet, "mobilenet", 1, 3, 224, 224
-            ),
-            *models.forward(
-                "UNet block, 64 of 64^2 to 128^2", networks.unet_block, "unet_block", 1, 64, 64, 64
+            *(
+                row
+                for name, network, *shape in FORWARD
+                for row in models.forward(name, getattr(networks, network), network, *shape)
             ),
         ]

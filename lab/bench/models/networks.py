@@ -173,16 +173,16 @@ def decode(
 
 
 def minilm(weights: Weights, x: Tensor) -> Tensor:
-    """Six layers of BERT above its embeddings."""
-    tokens, width = MINILM
+    """Six layers of BERT above its embeddings: [tokens, width], or [batch, tokens, width]."""
+    *batch, tokens, width = x.shape
     for _ in range(6):
         heads = [
             (x @ weights(width, width, inputs=width) + weights(width))
-            .reshape(tokens, 12, width // 12)
-            .transpose(0, 1)
+            .reshape(*batch, tokens, 12, width // 12)
+            .transpose(-2, -3)
             for _ in range(3)
         ]
-        mixed = Tensor.scaled_dot_product_attention(*heads).transpose(0, 1).reshape(tokens, width)
+        mixed = Tensor.scaled_dot_product_attention(*heads).transpose(-2, -3).reshape(*x.shape)
         x = (x + mixed @ weights(width, width, inputs=width) + weights(width)).layernorm()
         wide = (x @ weights(width, 4 * width, inputs=width) + weights(4 * width)).gelu()
         x = (x + wide @ weights(4 * width, width, inputs=4 * width) + weights(width)).layernorm()

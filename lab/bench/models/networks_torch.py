@@ -12,7 +12,6 @@ from lab.bench.models.networks import (
     HIDDEN,
     INVERTED,
     LAYERS,
-    MINILM,
     STATE,
     WIDTH,
     WORDS,
@@ -128,16 +127,16 @@ class Networks:
     def minilm(self, weights: Weights, x: Any) -> Any:
         """Six layers of BERT above its embeddings."""
         functional = self.functional
-        tokens, width = MINILM
+        *batch, tokens, width = x.shape
         for _ in range(6):
             heads = [
                 (self.linear(x, weights, width, width) + weights(width))
-                .reshape(1, tokens, 12, width // 12)
+                .reshape(*(batch or [1]), tokens, 12, width // 12)
                 .transpose(1, 2)
                 for _ in range(3)
             ]
             mixed = functional.scaled_dot_product_attention(*heads).transpose(1, 2)
-            mixed = self.linear(mixed.reshape(tokens, width), weights, width, width)
+            mixed = self.linear(mixed.reshape(x.shape), weights, width, width)
             x = functional.layer_norm(x + mixed + weights(width), (width,))
             wide = self.linear(x, weights, width, 4 * width) + weights(4 * width)
             narrow = self.linear(functional.gelu(wide), weights, 4 * width, width)

@@ -35,7 +35,7 @@ from ugpu.compiler.expression.value import (
 from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, round_up, share
 from ugpu.compiler.kernel.host.products import along
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
 from ugpu.compiler.pattern.contraction import Contraction, ranges_of
 from ugpu.hcq.state.target import TargetSpec
 
@@ -137,6 +137,7 @@ class _Product:
         batch = [r for r in computation.ranges if r not in joint]
         self.nest = Nest(computation, batch, (Range("block", blocks), -(-blocks // shares)))
         self.batch = self.nest.batch
+        self.far = self.columns.whole * self.depth.whole * float32.itemsize > target.caches.far
         self.units, self.rest = divmod(self.depth.whole, size)
         self.end = self.units * size
         self.pitch = round_up(self.depth.whole, self.lanes)
@@ -217,6 +218,8 @@ class _Product:
             some = slots[across::abreast]
             terms += self.terms(places, row, some[:height], step.index(), some[height:])
             ends += self.terms(places, row, some, None) if self.rest else []
+        if self.far and self.unit.is_plain:
+            terms += self.ahead(first + width, width, step.index())
         clear = (Store(self.totals, slot.arg.index, self.zero) for slot in slots)
         body: list[Statement] = [*clear, Loop(step, tuple(terms)), *ends]
         totals = [_added(slots[slot::count]) for slot in range(count)]
@@ -265,6 +268,14 @@ class _Product:
                 place = ((row + down) * self.units + number) * lanes
                 term = multiply_add(load(self.added, place, lanes=lanes), least, leasts[down])
                 yield Store(self.totals, leasts[down].arg.index, term)
+
+    def ahead(self, first: Index, width: int, number: Index) -> Iterator[Prefetch]:
+        """Begin to bring a vector of each of the next columns near the core."""
+        for across in range(width):
+            places = {**self.batch, **self.columns.places(first + across)}
+            inner = substitute(self.unit.inner, places)
+            near = along.vector(inner, self.depth, number * self.unit.size, self.lanes).arg
+            yield Prefetch(near.memory, near.index)
 
     def finish(self, first: Index, width: int) -> Statement:
         """Return epilogue and stores, in order of memory."""

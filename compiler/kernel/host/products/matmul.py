@@ -177,6 +177,7 @@ class _Sides:
             rates_of(target), *in_order, direct, None if self.tiles is None else amx.PANEL,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
             self.mirrored, self.tiles is not None and self.once and self.flat,
+            columns.size * depth.size * self.dtype.itemsize > target.caches.far,
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:

@@ -17,11 +17,12 @@ from ugpu.compiler.files.entry import Scaled
 from ugpu.compiler.kernel.host.products.dots import DEEP, MOST_ROWS, WIDE
 from ugpu.compiler.kernel.ir import Kernel
 from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.kernel.text import format_kernel
 from ugpu.compiler.language.weights import Weight
 from ugpu.compiler.schedule.express import express
 from ugpu.compiler.schedule.grouping import schedule
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.state.target import Caches, TargetSpec
 
 
 def _numbers(seed: int, *shape: int) -> NDArray[np.float32]:
@@ -165,3 +166,17 @@ def test_the_long_factor_is_read_once_where_it_lies() -> None:
         long = next(memory for memory in kernel.parameters if memory.count == 240 * 512)
         local = sum(memory.count for memory in kernel.locals)
         assert local < long.count // 10
+
+
+@pytest.mark.parametrize(("columns", "ahead"), [(1001, True), (64, False)])
+def test_the_next_columns_are_fetched_ahead(cpu: Device, columns: int, ahead: bool) -> None:
+    """Each line of a factor from beyond the second-level cache is begun while the columns before it
+    are computed; also at the end, where fewer columns than a block's are left."""
+    x, w = (_numbers(seed, size, 320) for seed, size in ((1, 4), (2, columns)))
+    few, long = (Tensor(array, device=cpu) for array in (x, w))
+    product = few @ long.transpose(0, 1)
+    kernel = _kernel(product, dataclasses.replace(HOST, caches=Caches(32 << 10, 1 << 20)))
+    assert _is_dots(kernel)
+    lines = [each for each in format_kernel(kernel).splitlines() if "prefetch" in each]
+    assert bool(lines) == ahead
+    assert (product.numpy() == x @ w.T).all()

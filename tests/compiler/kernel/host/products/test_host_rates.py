@@ -82,6 +82,25 @@ def test_larger_caches_make_larger_slices() -> None:
     assert problem.cost(tile) < 0.95 * problem.cost(other)
 
 
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(32, 384, 1536), (16, 512, 2048)])
+def test_far_factors_are_packed_in_long_rows(rows: int, depth: int, columns: int) -> None:
+    """Weights from beyond the second-level cache are read once, and not a few lines of each row at
+    a time, where the third level is slow."""
+    target = TARGETS["Sapphire Rapids"]
+    steps = -(-depth // -(-depth // slice_steps(target)))
+    near = Problem(
+        Axis(Range("r", rows)), Axis(Range("c", columns)), 1, depth, steps, 4, 16, 32, 2,
+        rates_of(target), direct_height=rows, in_lines=True,
+    )  # fmt: skip
+    assert near.in_place(near.best())
+    far = dataclasses.replace(near, far=True)
+    tile = far.best()
+    assert not far.in_place(tile)
+    assert tile.rows == rows
+    assert tile.columns * 4 >= 8 * target.vector_bytes
+    assert rates_of(TARGETS["Zen 4"]).run == 0
+
+
 def test_masked_vectors_have_ports_of_their_own() -> None:
     """Zen 4 without AVX-512: two multiplications of 32 bytes a cycle, so that all else costs twice
     as much beside one."""
