@@ -167,17 +167,12 @@ class _Gradients:
         units: Index = (self.first + (self.wide + UNIT - 1)) // UNIT
         return units * UNIT - first
 
-    def product(
-        self, name: str, counts: tuple[int, int], steps: Range, left: At, right: At,
-        start: At | None, stored: Callable[[Index, Index, Value], Store],
-        bounds: tuple[Index | None, Index | None],
-    ) -> Statement:  # fmt: skip
-        """Compute the products of a block; see `Panel.over`."""
-        vectors, least = counts[1] // self.lanes, UNIT // 2
+    def panel(self, count: int) -> Panel:
+        """Return the largest panel for so many elements along rows, whose units of keys divide."""
+        vectors, least = count // self.lanes, UNIT // 2
         highs = {n: highest(self.registers, n) for n in (4, 3, 2, 1) if vectors % n == 0}
         abreast, most = next((n, high) for n, high in highs.items() if high >= least)
-        panel = Panel(self.sums, UNIT if most >= UNIT else least, abreast)
-        return panel.over(name, counts, steps, left, right, start, stored, bounds)
+        return Panel(self.sums, UNIT if most >= UNIT else least, abreast)
 
     def tile(self, memory: Memory) -> At:
         """Return vectors of a tile: of a step, along rows."""
@@ -200,7 +195,7 @@ class _Gradients:
         key = Range("key", self.sizes.long)
         bound = self.visible(constant(0))
         zero, one = const(0, float32), const(1, float32)
-        scores = self.product(
+        scores = self.panel(self.wide).over(
             "score", (self.sizes.long, self.wide), Range("d", self.sizes.depth),
             self.element(self.key, self.axes.depth), self.tile(self.turned_queries), None,
             lambda i, row, total: Store(self.weights, i * self.wide + row, total),
@@ -295,7 +290,7 @@ class _Gradients:
             def place(key: Index, column: Index) -> Index:
                 return start + (first + key) * pitch + column
 
-            return self.product(
+            return self.panel(pitch).over(
                 name, (count, pitch), Range(f"{name}_row", self.wide),
                 lambda key, row: load(tile, (at + key) * self.wide + row),
                 lambda row, column: load(rows, row * pitch + column, lanes=self.lanes),
@@ -309,12 +304,12 @@ class _Gradients:
             inside = at_least_zero(constant(sizes.depth - 1) - step)
             return guard(found, inside) if sizes.depth % UNIT else found
 
-        slopes = self.product(
+        slopes = self.panel(self.wide).over(
             "slope", (count, self.wide), Range("e", sizes.columns),
             lambda i, step: elements[1](first + i, step), self.tile(self.turned_slants),
             None, slope, (bound, None),
         )  # fmt: skip
-        of_query = self.product(
+        of_query = self.panel(self.wide).over(
             "query", (round_up(sizes.depth, UNIT), self.wide), Range("k", count),
             key_of, self.tile(self.slopes), self.tile(self.of_query),
             lambda step, row, total: Store(self.of_query, step * self.wide + row, total),

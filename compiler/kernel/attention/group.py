@@ -36,7 +36,7 @@ from ugpu.compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, stores
 from ugpu.compiler.kernel.shared.spread import spread
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 from ugpu.hcq.state.target import TargetSpec
@@ -268,10 +268,7 @@ class _ByGroup:
                 m: load(own, zero) for (m, _), own in zip(parts.sums, self.sums, strict=True)
             }
             places = {**self.places, parts.columns: self.column + i}
-            result = self.value(parts.finished(totals), places)
-            position = self.computation.position.substitute(places)
-            for memory, each in self.computation.results(result):
-                results.append(Store(memory, position, each))
+            results += stores(self.computation, ops.expand(parts.finished(totals)), places)
         exists = both(
             at_least_zero(constant(self.across - 1) - self.thread),
             at_least_zero(constant(parts.columns.size - self.wide) - self.column),

@@ -22,7 +22,6 @@ from ugpu.compiler.expression.value import (
     binary,
     const,
     load,
-    rebuild,
     substitute,
     value,
 )
@@ -31,6 +30,7 @@ from ugpu.compiler.kernel.host.nest import At, Nest, Panel, filled, round_up
 from ugpu.compiler.kernel.host.products.rates import highest
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.shared.kernels import stores
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
 from ugpu.hcq.state.target import TargetSpec
@@ -223,21 +223,11 @@ class _Blocked:
         computation, parts = self.computation, self.parts
         column = Range("column", columns.size)
         at = self.lane.index()
-        tiles = {parts.largest: self.largest}
-        tiles |= {m: mine for (m, _), mine in zip(parts.sums, self.sums, strict=True)}
-
-        def change(node: Value, _: tuple[Value, ...]) -> Value | None:
-            if node.op != "load":
-                return None
-            if node.arg.memory == parts.output:
-                return load(self.output, column.index() * self.wide + at)
-            found = tiles.get(node.arg.memory)
-            return None if found is None else load(found, at)
-
-        places = {**self.places, columns: column.index()}
-        result = self.value(rebuild(parts.result, change), places)
-        position = computation.position.substitute(places)
-        inner = Loop(column, (Store(computation.output, position, result),))
+        totals = {parts.largest: load(self.largest, at)}
+        totals |= {m: load(mine, at) for (m, _), mine in zip(parts.sums, self.sums, strict=True)}
+        totals[parts.output] = load(self.output, column.index() * self.wide + at)
+        root = ops.expand(parts.finished(totals))
+        inner = Loop(column, stores(computation, root, {**self.places, columns: column.index()}))
         return self.rows.around(inner)
 
 

@@ -23,7 +23,7 @@ from ugpu.compiler.kernel.choices import Attention
 from ugpu.compiler.kernel.gpu.join import larger
 from ugpu.compiler.kernel.gpu.loops import threads_along
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, stores
 from ugpu.compiler.kernel.shared.spread import spread
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 from ugpu.hcq.state.target import TargetSpec
@@ -208,11 +208,9 @@ class _ByThreads:
         totals[parts.output] = load(self.output, self.own(column.index()))
         here = self.first_column + column.index()
         places = {**self.places, parts.columns: here}
-        results = self.computation.results(self.value(parts.finished(totals), places))
-        position = self.computation.position.substitute(places)
-        stores = tuple(Store(memory, position, result) for memory, result in results)
+        results = stores(self.computation, ops.expand(parts.finished(totals)), places)
         exists = at_least_zero(constant(parts.columns.size - 1) - here)
-        return Loop(column, (If(exists, stores),) if exists else stores)
+        return Loop(column, (If(exists, results),) if exists else results)
 
 
 def _divisor(size: int, most: int) -> int:

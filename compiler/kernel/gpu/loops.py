@@ -17,8 +17,8 @@ from ugpu.compiler.expression.algebra import (
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import substitute
 from ugpu.compiler.kernel.choices import Space, Threads
-from ugpu.compiler.kernel.ir import If, Kernel, Statement, Store, group_range, thread_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
+from ugpu.compiler.kernel.ir import If, Kernel, Statement, group_range, thread_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, stores
 from ugpu.compiler.kernel.shared.spread import spread, store, vector_width
 from ugpu.hcq.state.target import TargetSpec
 
@@ -103,9 +103,7 @@ def elementwise(
 def _single(computation: Computation, target: TargetSpec) -> Kernel:
     """Compute one element: in one wave, by one thread."""
     thread = thread_range(target.wave_size).index()
-    position = computation.position
-    results = computation.results(computation.value)
-    inside: tuple[Statement, ...] = tuple(Store(memory, position, root) for memory, root in results)
+    inside: tuple[Statement, ...] = stores(computation, computation.value, {})
     allowed = () if computation.chosen is None else computation.chosen.allowed
     if allowed:
         inside = (If(allowed, inside),)

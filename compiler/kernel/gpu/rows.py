@@ -39,7 +39,7 @@ from ugpu.compiler.kernel.ir import (
     nested,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import kernel_over
+from ugpu.compiler.kernel.shared.kernels import kernel_over, stores
 from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.hcq.state.target import TargetSpec
@@ -171,11 +171,7 @@ def by_threads(computation: Computation, chain: Chain, target: TargetSpec, most:
             value = combine(stage.operation, load(stage.total, constant(0)), value)
             inside: tuple[Statement, ...] = (Store(stage.total, constant(0), value),)
         else:
-            position = computation.position.substitute(places)
-            inside = tuple(
-                Store(memory, position, substitute(ops.expand(part), places))
-                for memory, part in computation.results(root)
-            )
+            inside = stores(computation, ops.expand(root), places)
         body += nested(ranges, *inside)
     statements = (If(conditions, tuple(body)),) if conditions else tuple(body)
     return kernel_over(computation, (groups, 1, 1), block, statements)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
-from ugpu.compiler.kernel.ir import If, Loop, Statement
+from ugpu.compiler.kernel.ir import If, Loop, Statement, nested
 
 
 class Abreast:
@@ -55,7 +55,5 @@ class Abreast:
         self, outer: Sequence[Range], lane: Range, body: Statement, bound: Index | None = None
     ) -> Statement:
         """Return loops around a statement for each lane."""
-        inside: Statement = Loop(lane, (body,), bound)
-        for each in reversed(outer):
-            inside = Loop(each, (inside,))
+        (inside,) = nested(outer, Loop(lane, (body,), bound))
         return inside

@@ -12,13 +12,13 @@ from functools import partial
 from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import Lookup, atoms
-from ugpu.compiler.expression.value import Value, indices_of, substitute
+from ugpu.compiler.expression.value import Value, indices_of
 from ugpu.compiler.kernel.choices import Chunk, Space
 from ugpu.compiler.kernel.host.nest import CHUNK, LINE, Axis, Nest, Rows, Walk
 from ugpu.compiler.kernel.host.rare import find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, nested
-from ugpu.compiler.kernel.shared.kernels import kernel_over
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, group_range, nested
+from ugpu.compiler.kernel.shared.kernels import kernel_over, stores
 from ugpu.hcq.state.target import TargetSpec
 
 ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
@@ -112,9 +112,7 @@ def rows_of(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
 
 def assign(computation: Computation, places: dict[Range, Index]) -> tuple[Statement, ...]:
     """Return the stores of all results at `places`."""
-    position = computation.position.substitute(places)
-    results = computation.results(substitute(computation.value, places))
-    stores = tuple(Store(memory, position, root) for memory, root in results)
+    results = stores(computation, computation.value, places)
     if computation.chosen is None or not computation.chosen.allowed:
-        return stores
-    return (If(substitute_all(computation.chosen.allowed, places), stores),)
+        return results
+    return (If(substitute_all(computation.chosen.allowed, places), results),)

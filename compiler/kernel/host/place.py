@@ -15,7 +15,7 @@ from functools import partial, reduce
 from typing import NamedTuple
 
 from ugpu.compiler.dtype import DType, bool_, int32, is_narrow
-from ugpu.compiler.expression.accumulate import identity
+from ugpu.compiler.expression.accumulate import identity, replace
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, places_at
 from ugpu.compiler.expression.lookup import lookup
@@ -27,12 +27,12 @@ from ugpu.compiler.expression.value import (
     cast,
     const,
     load,
-    rebuild,
     substitute,
     value,
 )
 from ugpu.compiler.kernel.host.nest import Rows
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.shared.kernels import stores
 from ugpu.compiler.pattern.chain import Chain
 from ugpu.hcq.state.target import TargetSpec
 
@@ -118,16 +118,11 @@ class _Search:
         at = places_at(self.chain.outer, rows.number)
         total, first = self.chain.stages[1].total, load(self.first, ZERO)
 
-        def change(node: Value, _: tuple[Value, ...]) -> Value | None:
-            return first if node.op == "load" and node.arg.memory == total else None
-
-        result = substitute(rebuild(self.chain.result, change), at)
-        position = self.computation.position.substitute(at)
+        result = replace(self.chain.result, load(total, ZERO), first)
         body = [*self.best_of_lanes(at), *self.best_of_all(), *self.first_of_block(at)]
         if self.dtype.is_float:
             body.append(self.first_not_a_number(at))
-        body += [Store(to, position, each) for to, each in self.computation.results(result)]
-        return rows.kernel(body)
+        return rows.kernel([*body, *stores(self.computation, result, at)])
 
     def element(self, at: Mapping[Range, Index], where: Index, lanes: int = 1) -> Value:
         access = substitute(self.place.row, {**at, self.place.along: where}).arg

@@ -22,6 +22,7 @@ from ugpu.compiler.kernel.choices import Chunk
 from ugpu.compiler.kernel.host.nest import CHUNK, COLUMNS, Columns, Streams, in_vectors
 from ugpu.compiler.kernel.host.online import find_online
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, nested
+from ugpu.compiler.kernel.shared.kernels import stores
 from ugpu.compiler.kernel.shared.spread import loads, runs_along
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.compiler.pattern.cost import HELD_BYTES
@@ -157,9 +158,8 @@ class _Rows:
                     place = self.place(ranges, memory, at).substitute(row | step)
                     yield Store(memory, place, finished(value, step, whole=True))
         if number == len(self.totals):
-            position = self.computation.position.substitute(row | steps[0])
-            for memory, part in self.computation.results(root):
-                yield Store(memory, position, finished(part, steps[0]))
+            root = self.finished(root, ranges, at, False)
+            yield from stores(self.computation, root, row | steps[0])
             return
         memory, operation = self.totals[number], self.chain.stages[number].operation
         total = load(memory, at)

@@ -61,6 +61,16 @@ def _written(body: Sequence[Statement]) -> Iterator[Memory]:
             yield statement.memory
 
 
+def stores(
+    computation: Computation, root: Value, places: Mapping[Range, Index]
+) -> tuple[Store, ...]:
+    """Return the stores of all results at places. root: their values, as the computation has
+    them."""
+    position = computation.position.substitute(places)
+    results = computation.results(substitute(root, places))
+    return tuple(Store(memory, position, each) for memory, each in results)
+
+
 def result(
     computation: Computation, places: Mapping[Range, Index], total: Value, reduce: Value | None
 ) -> Store:
