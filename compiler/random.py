@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from math import prod
 from typing import Any, Self
 
@@ -17,7 +18,6 @@ from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.methods.core import integer_of, number_of, shape_of
 from ugpu.compiler.methods.randomness import squares
 from ugpu.compiler.runtime.generator import drawn, generator
-from ugpu.compiler.runtime.numbers import Drawn
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of
 from ugpu.hcq.device.device import Device, core_of
@@ -57,7 +57,11 @@ class Random(Differentiable):
             else tape.take(lambda: cls._taken(device_of(device), count))
         )
         first, key = taken
-        numbers = first._new(graph.iota(count)).cast(dtypes.uint64) + first
+        return first._again(("random", shape), (key,), partial(first._from, key, shape))
+
+    def _from(self, key: Self, shape: Shape) -> Self:
+        """Return the random bits of consecutive numbers, of which self is the first."""
+        numbers = self._new(graph.iota(prod(shape))).cast(dtypes.uint64) + self
         return squares(numbers, key).reshape(shape)
 
     @classmethod
@@ -79,9 +83,11 @@ class Random(Differentiable):
         if recording is not None and recording.stages is not None:
             draws = recording.draws
             draw = drawn(lambda: draws.draw(count))
-            return cls._drawn(device, Drawn((draw, False))), cls._drawn(device, Drawn((draw, True)))
-        first, key = drawn(lambda: generator.take(count)).tolist()
-        return cls._drawn(device, ByValue(first)), cls._drawn(device, ByValue(key))
+            both: list[ByValue] = [draws.number((draw, which)) for which in (False, True)]
+        else:
+            both = [ByValue(word) for word in drawn(lambda: generator.take(count)).tolist()]
+        first, key = both
+        return cls._drawn(device, first), cls._drawn(device, key)
 
     @classmethod
     def _drawn(cls, device: Device, number: ByValue) -> Self:

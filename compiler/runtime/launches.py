@@ -64,7 +64,6 @@ def _argument(given: Storage | ByValue, part: Part | None) -> Buffer | np.uint64
     if any."""
     if isinstance(given, Storage):
         return given.buffer
-    if isinstance(given, Drawn):
-        assert part is not None
+    if isinstance(given, Drawn) and part is not None:
         return part.parameter(given.slot)
     return np.uint64(given.word)

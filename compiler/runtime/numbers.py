@@ -8,6 +8,8 @@ numbers.
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import numpy as np
 
 from ugpu.compiler.graph.node import ByValue
@@ -17,13 +19,13 @@ Slot = tuple[int, bool]  # which draw of a recording; whether it is its key, not
 
 
 class Drawn(ByValue):
-    """A number that each replay of a recording sets.
+    """A number that each replay of a recording sets. Its word is that of the last replay.
 
     Attributes:
         slot: which it is.
     """
 
-    __slots__ = ("slot",)
+    __slots__ = ("__weakref__", "slot")
 
     def __init__(self, slot: Slot) -> None:
         super().__init__(0)
@@ -35,6 +37,13 @@ class Draws:
 
     def __init__(self) -> None:
         self._counts: list[int] = []  # of each draw
+        self._made: WeakSet[Drawn] = WeakSet()
+
+    def number(self, slot: Slot) -> Drawn:
+        """Return a number of a draw."""
+        made = Drawn(slot)
+        self._made.add(made)
+        return made
 
     def draw(self, count: int) -> int:
         """Take the next `count` numbers; return which draw of the recording it is."""
@@ -55,4 +64,7 @@ class Draws:
         first, key = generator.take(int(ends[-1])).tolist()
         starts = (first + ends - counts).tolist()
         words = {(draw, False): start for draw, start in enumerate(starts)}
-        return words | {(draw, True): key for draw in range(len(starts))}
+        words |= {(draw, True): key for draw in range(len(starts))}
+        for number in self._made:  # what the program keeps of the recorded call
+            number.word = words[number.slot]
+        return words
