@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from math import prod
 from typing import Any, Self
 
@@ -12,14 +13,13 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bfloat16, float32, int64
 from ugpu.compiler.gradients.differentiable import Differentiable
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.graph.node import Node, Shape
+from ugpu.compiler.graph.node import ByValue, Node, Shape
 from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.methods.core import integer_of, number_of, shape_of
 from ugpu.compiler.methods.randomness import squares
 from ugpu.compiler.runtime.generator import drawn, generator
-from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
-from ugpu.compiler.runtime.runtime import device_of, runtime_of
+from ugpu.compiler.runtime.runtime import device_of
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, NotSupported
 
@@ -56,8 +56,13 @@ class Random(Differentiable):
             if tape is None
             else tape.take(lambda: cls._taken(device_of(device), count))
         )
-        numbers = taken._new(graph.iota(count)).cast(dtypes.uint64) + taken[0]
-        return squares(numbers, taken[1]).reshape(shape)
+        first, key = taken
+        return first._again(("random", shape), (key,), partial(first._from, key, shape))
+
+    def _from(self, key: Self, shape: Shape) -> Self:
+        """Return the random bits of consecutive numbers, of which self is the first."""
+        numbers = self._new(graph.iota(prod(shape))).cast(dtypes.uint64) + self
+        return squares(numbers, key).reshape(shape)
 
     @classmethod
     def _doubles(cls, shape: Shape, device: Device | str | None) -> Self:
@@ -66,27 +71,30 @@ class Random(Differentiable):
         return (pairs[0] << 21) | (pairs[1] >> 11)
 
     @classmethod
-    def _taken(cls, device: Device, count: int) -> Self:
-        """Return the number of the first of the next `count` random numbers, and the key. In a
-        recorded function, both are in memory that each replay fills."""
+    def _taken(cls, device: Device, count: int) -> tuple[Self, Self]:
+        """Return the number of the first of the next `count` random numbers, and the key, both by
+        value; in a recorded function each replay sets them."""
         recording = current_recording()
         capturing = core_of(device).capturing
         if recording is None and capturing is not None and capturing.is_mine:
             raise NotSupported(
                 "random numbers in capture() would be the same in every replay; use @jit"
             )
-        runtime = runtime_of(device)
         if recording is not None and recording.stages is not None:
-            places, pool = recording.places, recording.pool_for(runtime.pool)
-            storage: Storage = places.memory(drawn(lambda: places.draw(count)), pool)
+            draws = recording.draws
+            draw = drawn(lambda: draws.draw(count))
+            both: list[ByValue] = [draws.number((draw, which)) for which in (False, True)]
         else:
-            pair = drawn(lambda: generator.take(count))
-            storage = runtime.pool.take(pair.nbytes)
-            storage.buffer.copy_from(pair)
+            both = [ByValue(word) for word in drawn(lambda: generator.take(count)).tolist()]
+        first, key = both
+        return cls._drawn(device, first), cls._drawn(device, key)
+
+    @classmethod
+    def _drawn(cls, device: Device, number: ByValue) -> Self:
         made = object.__new__(cls)
         made.device = device
-        made.node = Node("buffer", dtypes.uint64, (2,))
-        made.node.storage = storage
+        made.node = Node("buffer", dtypes.uint64, ())
+        made.node.storage = number
         return made
 
     @classmethod

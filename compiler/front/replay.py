@@ -23,7 +23,7 @@ from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.methods.core import TensorCore
 from ugpu.compiler.runtime.memory_pool import Part, Place, Storage, place_of
-from ugpu.compiler.runtime.numbers import Places
+from ugpu.compiler.runtime.numbers import Draws, Slot
 from ugpu.compiler.runtime.recording import Recording
 from ugpu.compiler.runtime.runtime import runtime_of
 from ugpu.compiler.runtime.several.stages import Stages
@@ -77,7 +77,7 @@ class Replay:
         self.kernels = 0
         self.left = ""  # a tensor of the recorded call that something refers to
         self.settled = True  # whether it may be replayed again
-        self._places: Places | None = None  # of the random numbers it uses
+        self._draws = Draws()  # of the random numbers it uses
         self._buffers: list[tuple[Buffer, Place]] = []  # stand-ins, by place of the argument
         self._wholes: list[Storage] = []
         self._captured: list[Captured] = []
@@ -148,7 +148,7 @@ class Replay:
         alive = [each for ref in recording.made if (each := ref()) is not None]
         made = {place: each for each in alive if (place := place_of(each.buffer)) not in kept}
         self._used, self._written = recording.used, recording.written
-        self._places, self.kernels = recording.places, recording.kernels
+        self._draws, self.kernels = recording.draws, recording.kernels
         leaves = tensors_of(result)
         self._find_captured(touched, {_place(leaf) for leaf in leaves})
         assigned: list[tuple[int | Captured, TensorCore]] = [
@@ -270,9 +270,7 @@ class Replay:
             current[where] = pool.placed(storage.pool.placement).take(storage.size)
             if where in self._used:
                 bound[storage.buffer] = current[where].buffer
-        if self._places is not None:
-            self._places.fill()
-        self._replay(bound, current)
+        self._replay(bound, current, self._draws.take())
         for owner, where in self._states:
             target = owner.ref() if isinstance(owner, Captured) else tensors[owner]
             if target is not None and target.node.storage is not current[where]:
@@ -330,9 +328,14 @@ class Replay:
                     "from outside, and assigned; use it in one of these ways"
                 )
 
-    def _replay(self, bound: Mapping[Buffer, Buffer], current: Mapping[Place, Storage]) -> None:
+    def _replay(
+        self,
+        bound: Mapping[Buffer, Buffer],
+        current: Mapping[Place, Storage],
+        words: Mapping[Slot, int],
+    ) -> None:
         try:
-            self.stages.replay(bound, current)
+            self.stages.replay(bound, current, words)
         except Closed:
             if any(device.closed for device in self.devices):
                 raise
@@ -363,7 +366,7 @@ class Replay:
         """Return what replays it in few steps, for arguments that are tensors like these, each
         once; None if a replay has to decide something."""
         leaves = {id(leaf): leaf for leaf in leaves_of(self._result, _Result)}
-        if self._states or self._kept or not (self._places is None or self._places.empty):
+        if self._states or self._kept or not self._draws.empty:
             return None
         if any(leaf.where not in self._made or leaf.kind is not Tensor for leaf in leaves.values()):
             return None

@@ -45,20 +45,16 @@ def begun(like: tuple[object, ...], series: Series) -> Series:
 def by_value(dtype: DType, number: int | float) -> Node | None:
     """Return a node whose element is the number, which each launch carries. None if the type cannot
     hold the number."""
-    word = _word(dtype, number)
-    if word is None:
-        return None
-    node = Node("buffer", dtype, ())
-    node.storage = ByValue(word)
-    return node
-
-
-def _word(dtype: DType, number: int | float) -> int | None:
     form = FORMS.get(dtype.name)
+    if form is None:
+        return None
     try:
-        return None if form is None else int.from_bytes(form.pack(number), "little")
+        bits = form.pack(number)
     except (OverflowError, struct.error):
         return None
+    node = Node("buffer", dtype, ())
+    node.storage = ByValue(int.from_bytes(bits, "little"))
+    return node
 
 
 class Series:
@@ -77,16 +73,17 @@ class Series:
         """dtype: of the operands. numbers: those of one operation. op: the operation."""
         self.dtype = dtypes.float_dtype(dtype) if op == "div" else dtype
         self.exact = op in EXACT
-        self.first: tuple[Numbers, ...] = (numbers,)
+        self.first = {numbers}
         self.recipe: Recipe | None = None
 
     def node(self, number: int | float) -> Node | None:
         """Return a number by value, as the operation reads it; None if it has to be part of the
         kernel."""
         dtype = self.dtype
-        if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
-            return None  # the method has an error, or an answer
-        if dtypes.is_narrow(dtype):
+        if dtype.kind != "f":
+            if not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
+                return None  # the method has an error, or an answer
+        elif dtype.itemsize < 4:
             if not self.exact:
                 number = dtypes.rounded(number, dtype)
             dtype = float32
@@ -98,7 +95,7 @@ class Series:
             return True
         begins = len(self.first) < HELD_FROM
         if begins:
-            self.first += (numbers,)
+            self.first.add(numbers)
         return begins
 
 

@@ -161,28 +161,31 @@ class TensorCore:
         all but the first HELD_FROM that come for arrays like these. dtype: of the operands that
         decide the numbers' type, if not self's."""
         device = self.device
-        sources = sources_of((self.node, *[other.node for other in others]))
-        elsewhere = others and any(other.device is not device for other in others)
-        if sources is None or watchers or elsewhere:
+        operands: tuple[Node, ...] = (self.node,)
+        for other in others:
+            if other.device is not device:
+                return method(*numbers)
+            operands += (other.node,)
+        sources = sources_of(operands)
+        if sources is None or watchers:
             return method(*numbers)
-        kinds, units = tuple(map(type, numbers)), device.target.compute_units
-        if holds:
-            like = (*name, kinds, sources[0], units)
-            series = known.get(like)
-            if series is None:
-                promoted = dtypes.promote_scalar(dtype or self.dtype, numbers[0])
-                series = begun(like, Series(promoted, numbers, name[0]))
-            if not series.begins(numbers) and self._gives_numbers:
-                result = self._by_value(series, name, others, numbers, method)
-                if result is not None:
-                    return result
-        own = (*name, *kinds, numbers)
-        if 0 in numbers:  # 0.0 and -0.0 are equal
-            own = (*own, *[math.copysign(1, number) for number in numbers])
-        key = (own, sources[0], units)
+        kinds = (type(numbers[0]),) if len(numbers) == 1 else tuple(map(type, numbers))
+        units = device.target.compute_units  # below: 0.0 and -0.0 are equal
+        zeros = [] if 0 not in numbers else [math.copysign(1, number) for number in numbers]
+        key = (name, kinds, numbers, *zeros, sources[0], units)
         recipe = _recipes.get(key, _UNKNOWN)
         if recipe is _UNKNOWN:
-            return self._learnt(own, key, sources, partial(method, *numbers))
+            if holds and self._gives_numbers:
+                like = (name, kinds, sources[0], units)
+                series = known.get(like)
+                if series is None:
+                    promoted = dtypes.promote_scalar(dtype or self.dtype, numbers[0])
+                    series = begun(like, Series(promoted, numbers, name[0]))
+                if not series.begins(numbers):
+                    result = self._by_value(series, name, operands, others, numbers, method)
+                    if result is not None:
+                        return result
+            return self._learnt((*name, *kinds), key, sources, partial(method, *numbers))
         if recipe is None:
             return method(*numbers)
         recipe.repeats = True
@@ -192,26 +195,23 @@ class TensorCore:
         self,
         series: Series,
         name: tuple[object, ...],
+        operands: tuple[Node, ...],
         others: tuple[TensorCore, ...],
         numbers: Numbers,
         method: Callable[..., Self],
     ) -> Self | None:
         """Return the result of a method with numbers that come by value; None if they have to be
-        part of the kernel."""
-        stored = self.node.storage is not None
-        given: tuple[Node, ...] = (self.node,)
-        for other in others:
-            stored = stored and other.node.storage is not None
-            given += (other.node,)
-        nodes: tuple[Node, ...] = ()
+        part of the kernel. operands: the nodes of self and the others."""
+        given = operands
         for number in numbers:
             node = series.node(number)
             if node is None:
                 return None
-            nodes += (node,)
-        given += nodes
+            given += (node,)
+        stored = None not in [node.storage for node in operands]
         if series.recipe is not None and stored:
             return self._repeated(series.recipe, given, given, ())
+        nodes = given[len(operands) :]
         for node in nodes:
             made: Self = object.__new__(self._kind)
             made.device, made.node = self.device, node

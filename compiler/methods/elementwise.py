@@ -276,21 +276,23 @@ class Elementwise(TensorCore):
         condition)."""
         if self.dtype is not bool_:
             raise BadArgument(f"where: the condition must be bool, got {self.dtype.name}")
-        numbers = tuple([each for each in (input, other) if isinstance(each, int | float)])
-        tensors = tuple([each for each in (input, other) if isinstance(each, TensorCore)])
-        if len(numbers) + len(tensors) < 2:  # arrays
-            return self._chosen(input, other)
-        if not numbers:
-            return self._again(("where",), tensors, partial(self._chosen, input, other))
-        holds = not any(isinstance(each, bool) for each in numbers)
-        method: Callable[..., Self] = self._chosen
-        if not tensors:
-            dtype = dtypes.promote(*map(dtypes.of_scalar, numbers))
-        elif tensors[0] is input:
-            dtype, method = input.dtype, partial(self._chosen, input)
-        else:
-            dtype, method = other.dtype, partial(self._chosen, other=other)
-        name = ("where", isinstance(input, TensorCore))
+        chosen = self._chosen
+        method: Callable[..., Self] = chosen
+        tensors: tuple[TensorCore, ...] = ()
+        numbers: tuple[Any, ...] = (input, other)
+        if isinstance(input, TensorCore):
+            if isinstance(other, TensorCore):
+                return self._again(("where",), (input, other), partial(chosen, input, other))
+            tensors, numbers, method = (input,), (other,), partial(chosen, input)
+        elif isinstance(other, TensorCore):
+            tensors, numbers, method = (other,), (input,), partial(chosen, other=other)
+        holds = True
+        for number in numbers:
+            if not isinstance(number, int | float):  # an array
+                return chosen(input, other)
+            holds = holds and type(number) is not bool
+        dtype = tensors[0].dtype if tensors else dtypes.promote(*map(dtypes.of_scalar, numbers))
+        name = ("where", bool(tensors) and tensors[0] is input)
         return self._again_with_numbers(name, numbers, method, holds, tensors, dtype)
 
     def _chosen(self, input: Any, other: Any) -> Self:

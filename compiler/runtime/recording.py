@@ -9,7 +9,7 @@ from typing import Any
 
 from ugpu.compiler.graph.node import ByValue, Node
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_of
-from ugpu.compiler.runtime.numbers import Places
+from ugpu.compiler.runtime.numbers import Draws
 from ugpu.compiler.runtime.several.stages import Stages, carry
 from ugpu.hcq.device.device import Device
 
@@ -23,14 +23,14 @@ class Recording:
     stages: what is captured, with memory of its own; None for a call that runs as usual. devices:
     that run kernels. keys: the kernels and copies between devices, in order; kernels: how many are
     kernels. used: the memory that they name. made: the storages that were computed. written: memory
-    that assignments write into. places: of random numbers, if it is captured.
+    that assignments write into. draws: of random numbers, if it is captured.
     """
 
     def __init__(self, name: str, stages: Stages | None = None) -> None:
         self.name = name
         self.stages = stages
         self.devices: list[Device] = []
-        self.places = Places()
+        self.draws = Draws()
         self.keys: list[tuple[Any, ...]] = []
         self.kernels = 0
         self.used: set[Place] = set()

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from ugpu import hcq
 from ugpu.compiler.codegen.process.behind import behind
@@ -51,21 +47,20 @@ from ugpu.compiler.plan.repeats import (
 from ugpu.compiler.runtime.kernels.ahead import planners
 from ugpu.compiler.runtime.kernels.programs import KernelRecord, Loaded, Programs, listeners
 from ugpu.compiler.runtime.kernels.tuners import active
+from ugpu.compiler.runtime.launches import for_all, launch, word_of
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 from ugpu.compiler.runtime.opened import Opened
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.scratch import Scratch
-from ugpu.compiler.runtime.script import Script, word_of
+from ugpu.compiler.runtime.script import Script
 from ugpu.compiler.runtime.watch import Run, Timed, Times, measure, watchers
 from ugpu.compiler.schedule.group import Group
 from ugpu.compiler.schedule.hazards import InPlace, in_place
 from ugpu.hcq.device.device import Device, core_of, entered
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.state.config import config
-from ugpu.hcq.work.command import Command, Launch
-from ugpu.hcq.work.command_buffer import CommandBuffer, Reference, Symbol
+from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.prepared import prepare
-from ugpu.hcq.work.queue import Queue
 
 
 @dataclass
@@ -264,7 +259,7 @@ class Runtime:
         def run(clock: Callable[[], float]) -> float:
             for each, kept in before:
                 queue.copy(each.buffer, kept.buffer, each.size).submit()
-            _launch(queue, loaded, arguments)
+            launch(queue, loaded, arguments)
             synchronize()
             start = clock()
             queue.submit()
@@ -284,8 +279,9 @@ class Runtime:
         assigned |= {place for step in plan.steps for place, _ in step.over}
         wanted = wanted_later(plan, roots, nodes) if len(plan.steps) > 1 else None
         keep: dict[int, Storage] = dict(made)
-        recorded = recording is not None and recording.stages is not None
-        scratch = Scratch(pool, plan, wanted, recorded)
+        stages = None if recording is None else recording.stages
+        part = None if stages is None else stages.lane(self.device).part
+        scratch = Scratch(pool, plan, wanted, part is not None)
         queue = self.device.queue()
         capturing = self.core.capturing
         plain = recording is None and not told and (capturing is None or not capturing.is_mine)
@@ -310,13 +306,13 @@ class Runtime:
                 given = [*beside, *given]
             if prepared is not None:
                 addresses += map(word_of, (storage, *given))
-            elif told and not recorded:
+            elif told and part is None:
                 written = [*renewed.values(), *([] if step.target is None else [storage])]
                 times = self._timed(loaded, [storage, *given], written)
                 for timed in told:
                     timed(number, times)
             else:
-                _launch(queue, loaded, [storage, *given])
+                launch(queue, loaded, [storage, *given], part)
             if recording is not None:
                 written = [*renewed.values(), *([] if step.target is None else [storage])]
                 recording.launched(step.key, storage, given, written)
@@ -331,7 +327,7 @@ class Runtime:
         elif plan.steps:
             if plain:
                 counts = [len(step.results) + len(step.inputs) for step in plan.steps]
-                ready.prepared = prepare(queue.hardware, _open(queue.commands, counts))
+                ready.prepared = prepare(queue.hardware, for_all(queue.commands, counts))
             queue.submit()
         # only after everything is submitted: after an error the graph is unchanged
         for place, storage in keep.items():
@@ -340,37 +336,6 @@ class Runtime:
             if recording is not None and nodes[place].storage is None:
                 recording.settling(nodes[place], storage, new=place not in assigned)
             nodes[place].settle(storage)
-
-
-def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage | ByValue]) -> None:
-    """Record a kernel after those recorded before."""
-    if queue.commands:
-        queue.barrier()
-    queue.launch(
-        loaded.kernel,
-        grid=loaded.grid,
-        block=(loaded.block, 1, 1),
-        args=[
-            each.buffer if isinstance(each, Storage) else np.uint64(each.word) for each in arguments
-        ],
-        dynamic_local=loaded.dynamic_local,
-    )
-
-
-def _open(commands: Sequence[Command], counts: Iterable[int]) -> list[Command]:
-    """Return the same commands with a parameter for each argument of a kernel, in order: addresses
-    and numbers, words of 64 bits. counts: arguments of each launch."""
-    slots, left = itertools.count(), iter(counts)
-    opened: list[Command] = []
-    for command in commands:
-        if isinstance(command, Launch):
-            references = tuple(
-                Reference(8 * place, 8, Symbol("parameter", slot=next(slots)))
-                for place in range(next(left))
-            )
-            command = dataclasses.replace(command, references=references)
-        opened.append(command)
-    return opened
 
 
 def _given(node: Node) -> Storage | ByValue:

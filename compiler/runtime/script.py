@@ -25,11 +25,6 @@ _storage = attrgetter("storage")
 SCRATCH = 64 << 10  # maximum bytes that a plan may keep for its intermediate results
 
 
-def word_of(storage: Storage | ByValue) -> int:
-    """Return a kernel's argument for memory, its address, or for a number."""
-    return storage.address if isinstance(storage, Storage) else storage.word
-
-
 class Script:
     """Data needed to submit a plan again. sources: places of the recipe's sources in the plan.
     own: the references that a chain's inner nodes have if nothing else reads them. lock: of the

@@ -12,26 +12,36 @@ need neither end: see compiler.runtime.several.crossing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_of
+from ugpu.compiler.runtime.numbers import Slot
 from ugpu.compiler.runtime.several.crossing import Crossing, Passage, Staging, staging_for, wait_for
 from ugpu.hcq.device.device import Device, core_of, owner_of
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.graph import Capture
 from ugpu.hcq.work.prepared import repetition_of
+from ugpu.hcq.work.program import Parameter
 from ugpu.hcq.work.queue import Repetition
 
 
 @dataclass
 class Part:
-    """A graph of one device. used: the memory that its kernels name."""
+    """A graph of one device. used: the memory that its kernels name. slots: of the graph's
+    parameters, in their order."""
 
     device: Device
     graph: Capture
     used: set[Place]
+    slots: list[Slot] = field(default_factory=list)
+
+    def parameter(self, slot: Slot) -> Parameter:
+        """Return the argument of a kernel that each replay sets."""
+        if slot not in self.slots:
+            self.slots.append(slot)
+        return Parameter(self.slots.index(slot), 8)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -113,11 +123,18 @@ class Stages:
         else:
             part.graph.close()
 
-    def replay(self, bound: Mapping[Buffer, Buffer], current: Mapping[Place, Storage]) -> None:
+    def replay(
+        self,
+        bound: Mapping[Buffer, Buffer],
+        current: Mapping[Place, Storage],
+        words: Mapping[Slot, int],
+    ) -> None:
         """Run everything. bound: memory to use instead of the recording's; current: the same for
-        copies, by place. Closed, before anything has run, if memory that a graph names is gone."""
+        copies, by place. words: of the numbers that each replay sets. Closed, before anything has
+        run, if memory that a graph names is gone."""
         if len(self._stages) == 1 and isinstance(self._stages[0], Part):
-            self._stages[0].graph.replay(inputs=bound)
+            part = self._stages[0]
+            part.graph.replay(inputs=bound, parameters=[words[slot] for slot in part.slots])
             return
         for stage in self._stages:
             if isinstance(stage, Part):
@@ -126,7 +143,7 @@ class Stages:
         left = self._stages
         try:
             while left:
-                left = self._replay_some(left, crossing, bound, current)
+                left = self._replay_some(left, crossing, bound, current, words)
             crossing.end()
         except BaseException:
             crossing.drop()
@@ -134,7 +151,7 @@ class Stages:
 
     def _replay_some(
         self, stages: Sequence[Part | Move], crossing: Crossing, bound: Mapping[Buffer, Buffer],
-        current: Mapping[Place, Storage],
+        current: Mapping[Place, Storage], words: Mapping[Slot, int],
     ) -> list[Part | Move]:  # fmt: skip
         """Run the first stage, and others as long as the host need not wait for a copy; return
         those left. What is behind one left on a device, or joined with it by a copy, is left
@@ -150,7 +167,8 @@ class Stages:
             elif isinstance(stage, Part):
                 named = {old: new for old, new in bound.items() if place_of(old) in places}
                 crossing.before(stage.device, places)
-                stage.graph.replay(inputs=named)
+                numbers = [words[slot] for slot in stage.slots]
+                stage.graph.replay(inputs=named, parameters=numbers)
                 crossing.after(stage.device, places)
             elif stage.size:
                 self._cross(crossing, stage, current)

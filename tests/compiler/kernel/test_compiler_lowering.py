@@ -19,7 +19,7 @@ from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int32
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.value import Memory, const, load, value, walk
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.node import ByValue, Node
 from ugpu.compiler.kernel.ir import (
     Barrier,
     If,
@@ -229,6 +229,7 @@ def test_grid_of_a_huge_tensor_covers_it_exactly() -> None:
 # ---- the rules ---------------------------------------------------------------------------------
 
 OUT, IN = Memory("out", float32, 64), Memory("in0", float32, 64)
+NUMBER = Memory("in1", float32, 1, "by_value")
 SHARED = Memory("shared", float32, 64, "local")
 REGISTER = Memory("total", float32, 2, "register")
 THREAD = thread_range(64).index()
@@ -274,6 +275,13 @@ BROKEN: dict[str, Kernel] = {
     ),
     "lanes of products of pairs": broken(
         Store(OUT, THREAD, value("dot2", float32, (HALF, HALF, ONE), lanes=1))
+    ),
+    "a number has one element": broken(
+        Store(OUT, THREAD, load(NUMBER, THREAD)), parameters=(OUT, NUMBER)
+    ),
+    "a number is a scalar": broken(
+        Store(OUT, THREAD, value("extract", float32, (load(NUMBER, constant(0), lanes=2),), 0)),
+        parameters=(OUT, NUMBER),
     ),
     "a bitcast keeps the size": broken(
         Store(OUT, THREAD, value("bitcast", float32, (const(1, dtypes.int64),)))
@@ -341,6 +349,19 @@ def test_matrix_units_need_whole_waves() -> None:
     body = (Store(single, constant(0), wrong),)
     with pytest.raises(BrokenKernel, match="lanes of a matrix unit"):
         verify(Kernel("kernel", (parameter,), (half, single), (1, 1, 1), 32, body))
+
+
+def test_a_number_by_value_is_read_with_the_addresses() -> None:
+    """It is in the kernarg segment, from which scalar loads come."""
+    number = Node("buffer", float32, ())
+    number.storage = ByValue(0)
+    spread = graph.expand(graph.reshape(number, (1,)), (1024,))
+    product = graph.elementwise("mul", float32, buffer(1024, dtype=float32), spread)
+    (kernel,) = kernels_of(product, GFX1100)
+    assert [memory.space for memory in kernel.parameters] == ["global", "global", "by_value"]
+    text = disassembly(kernel)
+    assert count(text, "global_load_b128") == count(text, "global_store_b128") == 1
+    assert count(text, "_load_b") == 1 + count(text, "s_load_b")
 
 
 def test_elementwise_moves_whole_vectors_without_branches() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.service.daemon import DaemonProcess
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.graph.series import HELD_FROM, known
@@ -17,6 +18,7 @@ from ugpu.compiler.methods import core
 from ugpu.compiler.runtime.runtime import Runtime, use_cache
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.config import config
 
 COUNT = 4 * HELD_FROM
 MANY = 8 * HELD_FROM
@@ -179,18 +181,46 @@ def test_one_plan_serves_all_numbers_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, planned: list[object], name: str
 ) -> None:
     """Each launch carries them, whatever the device's work before."""
-    known.clear()
     monkeypatch.setattr(core, "_recipes", {})
     with hcq.open(name) as gpu:
-        use_cache(gpu, None)
-        for kind in ("float32", "float16"):
-            x = Tensor(np.ones(4, np.float32), device=gpu, dtype=kind).realize()
-            for number in range(HELD_FROM + 2):
-                (x * float(number)).realize()
-            planned.clear()
-            results = [(x * float(number)).realize() for number in range(20, 50)]
-            assert not planned
-            assert [result.tolist()[0] for result in results] == list(range(20, 50))
+        check_numbers(gpu, planned)
+
+
+@pytest.fixture
+def leased() -> Iterator[Device]:
+    with DaemonProcess(["virtual:navi31"]) as daemon, pytest.MonkeyPatch.context() as changed:
+        changed.setenv("UGPU_DAEMON", daemon.socket)
+        config.cache_clear()
+        with hcq.open("ugpud:virtual:navi31") as opened:
+            yield opened
+    config.cache_clear()
+
+
+def test_one_plan_serves_all_numbers_of_a_lease(
+    leased: Device, monkeypatch: pytest.MonkeyPatch, planned: list[object]
+) -> None:
+    """Launches over a socket carry them too."""
+    monkeypatch.setattr(core, "_recipes", {})
+    check_numbers(leased, planned)
+
+
+def check_numbers(device: Device, planned: list[object]) -> None:
+    """Run an operation with numbers that are new each time; of the last, several are in flight."""
+    known.clear()
+    use_cache(device, None)
+    for kind in ("float32", "float16"):
+        x = Tensor(np.ones(4, np.float32), device=device, dtype=kind).realize()
+        for number in range(HELD_FROM + 2):
+            (x * float(number)).realize()
+        planned.clear()
+        results = [(x * float(number)).realize() for number in range(20, 50)]
+        assert not planned
+        assert [result.tolist()[0] for result in results] == list(range(20, 50))
+    choice = [(x > 0).where(number + 0.5, -1.0) for number in range(2 * HELD_FROM)]
+    assert [each.tolist() for each in choice] == [[n + 0.5] * 4 for n in range(2 * HELD_FROM)]
+    doubled = jit(lambda x: x * 2)
+    for number in (0.5, 0.25, 8.0, 3.5):  # a result of these as the argument of a recording
+        assert doubled(x * number).tolist() == [2 * number] * 4
 
 
 def test_numbers_stay_what_they_are_while_anything_reads_them(device: Device) -> None:
