@@ -81,7 +81,7 @@ def sort(source: Node, bits: int) -> Node:
     return cast(reshape(shrink(found, first), source.shape), uint32)
 
 
-Kind("sort", expressed, lowerings={"host": "ugpu.compiler.kernel.host.sort"}, stored=True)
+Kind("sort", expressed, lowerings={"host": "ugpu.compiler.kernel.host.sorting.places"}, stored=True)
 
 
 def sort_values(source: Node, descending: bool) -> Node:
@@ -93,5 +93,5 @@ def sort_values(source: Node, descending: bool) -> Node:
 
 Kind(
     "sort values", expressed, stored=True,
-    lowerings={"host": "ugpu.compiler.kernel.host.sort_values"},
+    lowerings={"host": "ugpu.compiler.kernel.host.sorting.values"},
 )  # fmt: skip

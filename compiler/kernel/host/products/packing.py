@@ -210,10 +210,10 @@ class Packing:
         statements, rest = [by_groups(self.groups(name, factor), together)], self.total % together
         if rest:  # the incomplete group at the end of the depth
             statements += self.at_end(by_groups(self.groups(name, factor, True), rest))
-        first, last = -(-self.end // together), round_up(self.end, self.block) // together
-        if first < last:  # groups of zeros
-            zeros = Range(name + "_zeros", (last - first) * pitch * together)
-            place = panel.index() * panel_step * together + first * pitch * together
+        ended, padded = -(-self.end // together), round_up(self.end, self.block) // together
+        if ended < padded:  # groups of zeros
+            zeros = Range(name + "_zeros", (padded - ended) * pitch * together)
+            place = panel.index() * panel_step * together + ended * pitch * together
             fill = Store(memory, place + zeros.index(), const(0, factor.dtype))
             statements += self.at_end(Loop(panel, (Loop(zeros, (fill,)),)), self.block)
         apart = panel_step * together, pitch * together, together

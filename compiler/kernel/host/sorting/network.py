@@ -12,16 +12,21 @@ lie within as many keys as registers hold, and are exchanged there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from ugpu.compiler.dtype import DType, uint32, uint64
+from ugpu.compiler.dtype import DType, float64, uint64
 from ugpu.compiler.expression.algebra import Index, Range, constant
-from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load
+from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, value
 from ugpu.compiler.kernel.host.products.packing import turn
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 
 REGISTERS = {64: 16}  # keys in registers, by the bytes of a vector; elsewhere FEWER
 FEWER = 8
+DEEPEST = (
+    3  # distances at which keys in registers are exchanged: of eight places, which share a set
+)
+PLACE = 20  # bits of a place beside a key of 32 bits in a float64's 52; a LONGEST row needs 10
 LONGEST = 1024  # keys of a row: more do not fit the second level of caches
 Pairs = list[tuple[int, int]]
 
@@ -52,11 +57,20 @@ def _sorting(count: int) -> Pairs:
     return sort(0, count)
 
 
+def _packed(key: Value) -> Value:
+    """Return a float64 between 1 and 2 of the order of a uint64 whose lower half is a place."""
+    low = binary("and", key, const((1 << PLACE) - 1, uint64))
+    high = binary("shr", key, const(32, uint64))
+    bits = binary("or", binary("shl", high, const(PLACE, uint64)), low)
+    one = const(0x3FF << 52, uint64)
+    return value("bitcast", float64, (binary("or", bits, one),))
+
+
 class Network:
     """The steps that sort `lanes` rows of `size` keys of a type each, by their whole values."""
 
-    def __init__(self, size: int, lanes: int, dtype: DType = uint64) -> None:
-        self.size, self.lanes = size, lanes
+    def __init__(self, size: int, lanes: int, dtype: DType) -> None:
+        self.size, self.lanes, self.dtype = size, lanes, dtype
         most = REGISTERS.get(lanes * dtype.itemsize, FEWER)
         self.block = FEWER if size <= FEWER else most
         self.room = -(-size // self.block) * self.block
@@ -76,22 +90,24 @@ class Network:
         self, read: Callable[[Index, Index], Value], output: Memory,
         place: Callable[[Index, Index], Index], left: Index,
     ) -> list[Statement]:  # fmt: skip
-        """Return the steps. read: the key of a row at a place; place: where its lower half goes in
-        `output`. left: how many rows there are; those beyond it are neither read nor written."""
+        """Return the steps for float64. read: the key of a row at a place, in the upper half of a
+        uint64; place: where its lower half goes in `output`. left: how many rows there are; those
+        beyond it are neither read nor written."""
         row, each = self._range(self.lanes), self._range(self.size)
         at = row.index() * self.room + each.index()
-        key = Store(self.rows, at, read(row.index(), each.index()))
+        key = Store(self.rows, at, _packed(read(row.index(), each.index())))
         body: list[Statement] = [Loop(each, (key,))]
         if self.room > self.size:
             rest = self._range(self.room - self.size)
             beyond = row.index() * self.room + self.size + rest.index()
-            body.append(Loop(rest, (Store(self.rows, beyond, const((1 << 64) - 1, uint64)),)))
+            body.append(Loop(rest, (Store(self.rows, beyond, const(math.inf, float64)),)))
         steps = [Loop(row, tuple(body), left), self._turned(back=False), *self.exchanges()]
         steps.append(self._turned(back=True))
         row, each = self._range(self.lanes), self._range(self.size)
         at = row.index() * self.room + each.index()
-        lower = cast(load(self.rows, at), uint32)
-        result = Store(output, place(row.index(), each.index()), lower)
+        bits = value("bitcast", uint64, (load(self.rows, at),))
+        found = cast(binary("and", bits, const((1 << PLACE) - 1, uint64)), output.dtype)
+        result = Store(output, place(row.index(), each.index()), found)
         return [*steps, Loop(row, (Loop(each, (result,)),), left)]
 
     def exchanges(self) -> list[Statement]:
@@ -99,11 +115,14 @@ class Network:
         steps: list[Statement] = [self._within(_sorting(self.block))]
         size = 2 * self.block
         while size < 2 * self.room:
-            steps += self._mirrored(size)
-            distance = size // 4
-            while distance >= self.block:
-                steps += self._apart(distance)
-                distance //= 2
+            distances = (size // self.block).bit_length() - 1
+            parts = -(-distances // DEEPEST)
+            apart = size
+            for part in range(parts):
+                share = -(-distances // (parts - part))
+                steps += self._apart(apart, share, mirrored=not part)
+                apart >>= share
+                distances -= share
             steps.append(self._within(_merging(self.block)))
             size *= 2
         return steps
@@ -130,54 +149,72 @@ class Network:
         """Exchange within each block of neighbours."""
         block = self._range(self.room // self.block)
         places = [block.index() * self.block + at for at in range(self.block)]
-        body = [
-            Store(self._held, constant(at), self._column(place)) for at, place in enumerate(places)
-        ]
+        return Loop(block, self._together(places, pairs), rolled=True)
+
+    def _exchanged(self, pairs: Pairs) -> list[Statement]:
+        """Exchange pairs of the keys in registers. The operations of floats are one instruction
+        each, and of two equal ones, also zeros of different sign, each is kept."""
+        body: list[Statement] = []
         for low, high in pairs:
-            both = [load(self._held, constant(at), (), self.lanes) for at in (low, high)]
-            body += self._exchange(self._held, (constant(low), constant(high)), *both)
-        for at, place in enumerate(places):
-            held = load(self._held, constant(at), (), self.lanes)
-            body.append(Store(self.columns, place * self.lanes, held))
-        return Loop(block, tuple(body), rolled=True)
+            one, other = (load(self._held, constant(at), (), self.lanes) for at in (low, high))
+            if self.dtype.is_float:
+                below = binary("lt", one, other)
+                least, most = (
+                    value("where", self.dtype, (below, *both), lanes=self.lanes)
+                    for both in ((one, other), (other, one))
+                )
+            else:
+                least, most = binary("min", one, other), binary("max", one, other)
+            body += [
+                Store(self._lower, constant(0), least),
+                Store(self._held, constant(high), most),
+                Store(self._held, constant(low), load(self._lower, constant(0), (), self.lanes)),
+            ]
+        return body
 
-    def _exchange(
-        self, memory: Memory, places: tuple[Index, Index], one: Value, other: Value
-    ) -> list[Store]:
-        zero = constant(0)
-        return [
-            Store(self._lower, zero, binary("min", one, other)),
-            Store(memory, places[1], binary("max", one, other)),
-            Store(memory, places[0], load(self._lower, zero, (), self.lanes)),
-        ]
+    def _apart(self, size: int, distances: int, *, mirrored: bool) -> list[Statement]:
+        """Exchange in each block of `size` keys at the largest distances, each half of the one
+        before: of 2 ** distances keys, one of each part of the block, at a time. mirrored: the
+        first exchange is of places that mirror each other; so the upper half's parts are walked
+        backwards."""
+        count = 1 << distances
+        part = size >> distances
+        pairs = _merging(count)
+        if mirrored:
+            half = count // 2
+            pairs = [(at, count - 1 - at) for at in range(half)] + pairs[half:]
 
-    def _mirrored(self, size: int) -> list[Statement]:
-        """Exchange places of each `size` keys that mirror each other."""
-        return self._everywhere(size, lambda i, length: (i + (size - length), -i + (length - 1)))
+        def places(each: Index, start: Index) -> list[Index]:
+            return [
+                start + at * part + (-each + (part - 1) if mirrored and 2 * at >= count else each)
+                for at in range(count)
+            ]
 
-    def _apart(self, distance: int) -> list[Statement]:
-        """Exchange places at a distance, in blocks of twice as many keys."""
-        return self._everywhere(2 * distance, lambda i, _: (i, i + distance))
-
-    def _everywhere(
-        self, size: int, pair: Callable[[Index, int], tuple[Index, Index]]
-    ) -> list[Statement]:
-        """Exchange pairs of places in each block of `size` keys. pair: number i of a block with so
-        many keys."""
         whole, rest = divmod(self.room, size)
         steps: list[Statement] = []
         if whole:
-            block = self._range(whole)
-            each = self._range(size // 2)
-            body = self._pair(block.index() * size, pair(each.index(), size))
-            steps.append(Loop(block, (Loop(each, body),), rolled=True))
-        if rest > size // 2:
-            each = self._range(rest - size // 2)
-            body = self._pair(constant(whole * size), pair(each.index(), rest))
-            steps.append(Loop(each, body))
+            block, each = self._range(whole), self._range(part)
+            body = self._together(places(each.index(), block.index() * size), pairs)
+            steps.append(Loop(block, (Loop(each, body, rolled=True),), rolled=True))
+        if mirrored and 2 * rest <= size:  # what is there is in order
+            return steps
+        full, some = divmod(rest, part)  # parts of the last block, and keys of one more
+        some_first, others_first = (part - some, 0) if mirrored else (0, some)
+        for first, keys, parts in ((some_first, some, full + 1), (others_first, part - some, full)):
+            inside = [pair for pair in pairs if max(pair) < parts]
+            if keys and inside:
+                each = self._range(keys)
+                at = places(each.index() + first, constant(whole * size))[:parts]
+                steps.append(Loop(each, self._together(at, inside), rolled=True))
         return steps
 
-    def _pair(self, start: Index, places: tuple[Index, Index]) -> tuple[Store, ...]:
-        at = ((start + places[0]) * self.lanes, (start + places[1]) * self.lanes)
-        one, other = (load(self.columns, place, (), self.lanes) for place in at)
-        return tuple(self._exchange(self.columns, at, one, other))
+    def _together(self, places: list[Index], pairs: Pairs) -> tuple[Statement, ...]:
+        """Exchange pairs of keys at places, which are in registers meanwhile."""
+        body: list[Statement] = [
+            Store(self._held, constant(at), self._column(place)) for at, place in enumerate(places)
+        ]
+        body += self._exchanged(pairs)
+        for at, place in enumerate(places):
+            held = load(self._held, constant(at), (), self.lanes)
+            body.append(Store(self.columns, place * self.lanes, held))
+        return tuple(body)

@@ -1,8 +1,8 @@
 """Sorts on the host: rows of uint64 in order of their bits from 32 up. The lower halves rise along
 a row, so that no two elements are equal, and sorting by all bits is stable.
 
-Several rows of at most LONGEST keys: a network of exchanges (kernel.host.network), whose code does
-not depend on keys, for as many rows at a time as a vector has lanes.
+Several rows of at most LONGEST keys: a network of exchanges (kernel.host.sorting.network), whose
+code does not depend on keys, for as many rows at a time as a vector has lanes.
 
 Few short rows: a key's place is the number of keys below it, counted for all keys of the row in
 vectors. Other rows are sorted by digits of eight bits, the lowest first (H. Seward, 1954): one pass
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ugpu.compiler.dtype import int64, uint32, uint64
+from ugpu.compiler.dtype import float64, int64, uint32, uint64
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
@@ -23,7 +23,7 @@ from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
 from ugpu.compiler.kernel.host.loops import rows_of
 from ugpu.compiler.kernel.host.nest import filled
-from ugpu.compiler.kernel.host.network import LONGEST, Network
+from ugpu.compiler.kernel.host.sorting.network import LONGEST, Network
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
@@ -74,7 +74,7 @@ def _side_by_side(computation: Computation, lanes: int, body: Value) -> Kernel:
     """Sort rows by a network, `lanes` of them at a time. body: the keys."""
     (*_, along), outer = computation.value.arg[2], computation.ranges[:-1]
     count, size = elements(outer), along.size
-    network = Network(size, lanes)
+    network = Network(size, lanes, float64)
     grid, block, bound = rows_of(-(-count // lanes), max(1, CHUNK // (size * lanes)))
 
     def read(row: Index, place: Index) -> Value:

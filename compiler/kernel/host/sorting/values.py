@@ -1,20 +1,22 @@
 """Rows in order on the host, without the places that their elements come from: a network of
-exchanges (kernel.host.network) for as many rows at a time as a vector has lanes.
+exchanges (kernel.host.sorting.network) for as many rows at a time as a vector has lanes.
 
     copied   the rows, one after the other; later those in order
     columns  transposed: key i of all rows is a vector
 
-An element's key is a signed integer of its order, from which it can be computed again. Zeros of
-different sign, and NaN, have keys of their own, but keep their order in a row: where a vector of
-rows has a negative zero or NaN, its zeros and NaN are written once more, in that order.
+An element's key is a number of its order, from which it can be computed again: floats and short
+integers are floats, since processors exchange these faster, others signed integers. NaN has the key
+of infinity, and zeros of different sign have equal keys: where a vector of rows has a negative zero
+or NaN, its zeros and NaN are written once more, as they follow each other in the row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial, reduce
 
-from ugpu.compiler.dtype import DType, bool_, float32, int32, int64, uint32, uint64
+from ugpu.compiler.dtype import DType, bool_, float32, float64, int32, int64, uint32, uint64
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
@@ -32,13 +34,15 @@ from ugpu.compiler.expression.value import (
 )
 from ugpu.compiler.kernel.host.abreast import Abreast
 from ugpu.compiler.kernel.host.loops import rows_of
-from ugpu.compiler.kernel.host.network import Network
 from ugpu.compiler.kernel.host.products.packing import transpose
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.host.sorting.network import Network
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
+LINE = 64  # bytes of a cache line
 CHUNK = 16384  # elements that justify a separate group
+WHOLE, WHOLE_BITS = 3 << 22, 0x4B400000  # a float whose last bit is 1, as those nearby; its bits
 SOME = Memory("some", int32, 1, "register")  # whether a vector of rows has zeros or NaN to restore
 TOTAL = Memory("total", int64, 1, "register")
 
@@ -49,59 +53,71 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
 
 
 class _Keys:
-    """Keys of elements of a type, and elements of keys. The bits of a float, of a negative one all
-    but the sign turned, rise with it as integers; those of negative NaN lie below, and become the
-    largest by a subtraction that wraps."""
+    """Keys of elements of a type, and elements of keys.
+
+    Attributes:
+        key: the type of keys.
+        watched: of floats, unsigned integers of as many bits; of other types None.
+    """
 
     def __init__(self, dtype: DType, descending: bool) -> None:
-        self.dtype, self.turns = dtype, -1 if descending else 0
-        self.key, self.plain = (int64, uint64) if dtype.itemsize == 8 else (int32, uint32)
-        self.most, self.least = (1 << self.key.bits - 1) - 1, -1 << self.key.bits - 1
-        self.below = (1 << (52 if self.key is int64 else 23)) - 1  # the bits of a NaN's number
-        self.infinity = self.most - 2 * self.below  # the key of infinity
-        self.zero = -self.below  # the key of 0; that of -0 is the one before
+        self.dtype, self.descending = dtype, descending
+        long, short = dtype.itemsize == 8, dtype.itemsize < 4
+        if dtype.is_float or short:
+            self.key = float64 if long else float32
+        else:
+            self.key = int64 if long else int32
+        self.watched = (uint64 if long else uint32) if dtype.is_float else None
+        self.sign = 1 << self.key.bits - 1
+        self.most: float = math.inf if self.key.is_float else self.sign - 1  # the largest key
+        self.infinity = self.sign - (1 << (52 if long else 23))  # its bits
 
     def of(self, x: Value) -> Value:
-        """Return the keys of a vector, or of one element, all bits turned for falling orders."""
-        return self._with("xor", self.rising(x), self.turns) if self.turns else self.rising(x)
-
-    def rising(self, x: Value) -> Value:
-        """Return the keys for rising orders."""
-        if self.dtype.is_float:
-            wide = cast(x, float32) if self.key is int32 else x
-            bits = value("bitcast", self.key, (wide,), lanes=x.lanes)
-            return self._with("sub", self._folded(bits), self.below)
+        """Return the keys of a vector, or of one element, but for NaN."""
+        if not self.key.is_float:
+            key = cast(x, self.key)
+            key = self._with("xor", key, -self.sign) if self.dtype.kind == "u" else key
+            return self._with("xor", key, -1) if self.descending else key
         key = cast(x, self.key)
-        return self._with("xor", key, self.least) if self._wraps else key
+        return value("neg", self.key, (key,), lanes=key.lanes) if self.descending else key
+
+    def finite(self, key: Value) -> Value:
+        """Return keys, with NaN become infinity. (Of rows before they are transposed, LLVM would
+        transpose the results of the comparisons.)"""
+        if self.watched is None:
+            return key
+        end = broadcast(const(-self.most if self.descending else self.most, self.key), key.lanes)
+        inside = binary("lt", end, key) if self.descending else binary("lt", key, end)
+        return value("where", self.key, (inside, key, end), lanes=key.lanes)
 
     def element(self, key: Value) -> Value:
         """Return the element of a key."""
-        if self.turns:
-            key = self._with("xor", key, self.turns)
-        if self.dtype is bool_:
-            return self._with("ne", key, 0)
-        if self.dtype.is_float:
-            bits = self._folded(self._with("add", key, self.below))
-            wide = float32 if self.key is int32 else self.dtype
-            return cast(value("bitcast", wide, (bits,), lanes=key.lanes), self.dtype)
-        return cast(self._with("xor", key, self.least) if self._wraps else key, self.dtype)
+        if self.key.is_float:
+            number = value("neg", self.key, (key,), lanes=key.lanes) if self.descending else key
+            if self.dtype is bool_:
+                return self._with("ne", number, 0)
+            if self.dtype.is_float:
+                return cast(number, self.dtype)
+            bits = value("bitcast", int32, (self._with("add", number, WHOLE),), lanes=key.lanes)
+            return cast(self._with("sub", bits, WHOLE_BITS), self.dtype)
+        key = self._with("xor", key, -1) if self.descending else key
+        key = self._with("xor", key, -self.sign) if self.dtype.kind == "u" else key
+        return cast(key, self.dtype)
 
-    def from_negative_zero(self, key: Value) -> Value:
-        """Return 0 for the key of -0, else another number, as unsigned integers."""
-        found = self._with("xor", key, self.zero - 1)
-        return value("bitcast", self.plain, (found,), lanes=key.lanes)
+    def magnitude(self, x: Value) -> Value:
+        """Return the bits of floats without their signs: above `infinity` for NaN."""
+        return self._with("and", self._bits(x), self.sign - 1)
 
-    @property
-    def _wraps(self) -> bool:
-        return self.dtype.kind == "u" and self.dtype.bits == self.key.bits
+    def from_negative_zero(self, x: Value) -> Value:
+        """Return 0 for -0, else another number."""
+        return self._with("xor", self._bits(x), self.sign)
 
-    def _folded(self, bits: Value) -> Value:
-        turned = self._with("xor", bits, self.most)
-        test = self._with("lt", bits, 0)
-        return value("where", self.key, (test, turned, bits), lanes=bits.lanes)
+    def _bits(self, x: Value) -> Value:
+        assert self.watched is not None
+        return value("bitcast", self.watched, (cast(x, self.key),), lanes=x.lanes)
 
     def _with(self, op: str, x: Value, number: int) -> Value:
-        return binary(op, x, broadcast(const(number, self.key), x.lanes))
+        return binary(op, x, broadcast(const(number, x.dtype), x.lanes))
 
 
 class _Rows:
@@ -121,8 +137,10 @@ class _Rows:
         self.rows = Abreast(count, lanes, block * lanes)
         self.pitch = (-(-self.size // lanes) + 1) * lanes  # rows share no cache set
         self.copied = Memory("copied", computation.output.dtype, self.pitch * lanes, "local")
-        self.largest = Memory("largest", self.keys.key, 1, "register", lanes)
-        self.nearest = Memory("nearest", self.keys.plain, 1, "register", lanes)
+        bits = self.keys.watched or uint32
+        self.largest, self.nearest = (
+            Memory(name, bits, 1, "register", lanes) for name in ("largest", "nearest")
+        )
         self.restores = computation.output.dtype.is_float
 
     def kernel(self) -> Kernel:
@@ -131,7 +149,7 @@ class _Rows:
         if self.restores:
             steps.append(Store(SOME, constant(0), const(0, int32)))
         steps += [*self._beyond(), *self.rows.whole(self._taken(), self._taken_apart())]
-        steps += self.network.exchanges()
+        steps += [*self._ahead(), *self.network.exchanges()]
         steps += self.rows.whole(self._given(), self._given_apart())
         memories = [*self.network.memories[1:], self.copied]
         if self.restores:
@@ -139,6 +157,27 @@ class _Rows:
             memories += [self.largest, self.nearest, SOME, TOTAL]
         loop = Loop(Range("r", self.blocks), tuple(steps), self.bound)
         return kernel_of(self.computation, tuple(memories), self.grid, 1, (loop,))
+
+    def _ahead(self) -> list[Statement]:
+        """Begin to bring the next rows near, and where those in order go: they come while keys are
+        exchanged."""
+        step = max(1, LINE // self.computation.output.dtype.itemsize)
+        row, line = self.rows.range(self.lanes), self.rows.range(-(-self.size // step))
+        place = line.index() * step
+        here = (self.rows.first + row.index()) % self.rows.count
+        steps = [Prefetch(self.computation.output, here * self.size + place)]
+        if self._in_lines:
+            access = self._element(row.index() + self.lanes, place).arg
+            steps.append(Prefetch(access.memory, access.index))
+        return [Loop(row, (Loop(line, tuple(steps)),), rolled=True)]
+
+    @property
+    def _in_lines(self) -> bool:
+        """Return whether rows lie along memory."""
+        access = self.body.arg if self.body.op == "load" else None
+        return (
+            access is not None and not access.conditions and access.index.linear(self.along) == (1,)
+        )
 
     def _column(self, place: Index) -> Value:
         return load(self.network.columns, place * self.lanes, (), self.lanes)
@@ -158,9 +197,7 @@ class _Rows:
 
     def _taken(self) -> list[Statement] | None:
         """Read tiles of as many places as rows; None if rows do not lie along memory."""
-        if self.body.op != "load" or self.body.arg.conditions:
-            return None
-        if self.body.arg.index.linear(self.along) != (1,):
+        if not self._in_lines:
             return None
         zero, lanes = constant(0), self.lanes
 
@@ -173,9 +210,10 @@ class _Rows:
             rows = [self._copied(row, place) for row in range(lanes)]
             steps: list[Statement] = []
             if self.restores:
-                steps += self._watched(list(map(self.keys.rising, rows)))
+                steps += self._watched(rows)
             for i, each in enumerate(transpose([self.keys.of(row) for row in rows])):
-                steps.append(Store(self.network.columns, (place + i) * lanes, each))
+                key = self.keys.finite(each)
+                steps.append(Store(self.network.columns, (place + i) * lanes, key))
             return tuple(steps)
 
         tiles = self.rows.tiles(self.size, lanes, tile)
@@ -184,19 +222,21 @@ class _Rows:
         tiles = [self._copies(copied), *tiles]
         if not self.restores:
             return tiles
-        least = broadcast(const(self.keys.least, self.keys.key), lanes)
-        most = broadcast(const(-1, self.keys.plain), lanes)
-        begin = Store(self.largest, zero, least), Store(self.nearest, zero, most)
+        bits = self.largest.dtype
+        begin = [
+            Store(memory, zero, broadcast(const(number, bits), lanes))
+            for memory, number in ((self.largest, 0), (self.nearest, (1 << bits.bits) - 1))
+        ]
         return [*begin, *tiles, self._met(self._lanes(self.largest, "max"),
                                           self._lanes(self.nearest, "min"))]  # fmt: skip
 
-    def _watched(self, keys: list[Value]) -> list[Statement]:
-        """Remember the largest key, and the one nearest to that of -0."""
+    def _watched(self, rows: list[Value]) -> list[Statement]:
+        """Remember the largest magnitude, and the bits nearest to those of -0."""
         zero = constant(0)
         most = load(self.largest, zero, (), self.lanes)
         least = load(self.nearest, zero, (), self.lanes)
-        for each in keys:
-            most = binary("max", most, each)
+        for each in rows:
+            most = binary("max", most, self.keys.magnitude(each))
             least = binary("min", least, self.keys.from_negative_zero(each))
         return [Store(self.largest, zero, most), Store(self.nearest, zero, least)]
 
@@ -208,8 +248,8 @@ class _Rows:
 
     def _met(self, largest: Value, nearest: Value) -> Store:
         """Remember whether any element is NaN or -0."""
-        nan = binary("lt", const(self.keys.infinity, self.keys.key), largest)
-        zero = binary("eq", nearest, const(0, self.keys.plain))
+        nan = binary("lt", const(self.keys.infinity, largest.dtype), largest)
+        zero = binary("eq", nearest, const(0, nearest.dtype))
         some = cast(binary("or", nan, zero), int32)
         return Store(SOME, constant(0), binary("or", load(SOME, constant(0)), some))
 
@@ -227,10 +267,12 @@ class _Rows:
         lane, place = self.rows.range(self.lanes), self.rows.range(self.size)
         element = self._element(lane.index(), place.index())
         at = place.index() * self.lanes + lane.index()
-        steps: list[Statement] = [Store(self.network.columns, at, self.keys.of(element))]
+        steps: list[Statement] = [
+            Store(self.network.columns, at, self.keys.finite(self.keys.of(element)))
+        ]
         if self.restores:
-            key = self.keys.rising(element)
-            steps.append(self._met(key, self.keys.from_negative_zero(key)))
+            there = self.keys.magnitude(element), self.keys.from_negative_zero(element)
+            steps.append(self._met(*there))
         return Loop(place, (Loop(lane, tuple(steps)),))
 
     def _given(self) -> list[Statement] | None:
@@ -261,11 +303,15 @@ class _Rows:
         lane, zero = self.rows.range(self.lanes), constant(0)
         total = load(TOTAL, zero)
         steps: list[Statement] = []
-        for low, high in ((self.keys.zero - 1, self.keys.zero), (self.keys.infinity + 1, None)):
+        number = self.keys.key
+        for nan in (False, True):
             below, place = self.rows.range(self.size), self.rows.range(self.size)
-            other = self._element(lane.index(), below.index())
-            more = binary("add", total, cast(self._before(other, low, high), int64))
+            other = cast(self._element(lane.index(), below.index()), number)
+            before = self._before_nan(other) if nan else self._before_zero(other)
+            more = binary("add", total, cast(before, int64))
             element = self._element(lane.index(), place.index())
+            there = cast(element, number)
+            within = binary("ne", there, there) if nan else binary("eq", there, const(0, number))
             to = (self.rows.first + lane.index()) * self.size + lookup(total, self.size)
             write = (
                 Store(self.computation.output, to, element),
@@ -274,24 +320,23 @@ class _Rows:
             steps += [
                 Store(TOTAL, zero, const(0, int64)),
                 Loop(below, (Store(TOTAL, zero, more),)),
-                Loop(place, (If(_holds(cast(self._within(element, low, high), int32)), write),)),
+                Loop(place, (If(_holds(cast(within, int32)), write),)),
             ]
         flag = _holds(load(SOME, zero))
         return If(flag, (Loop(lane, tuple(steps), self.rows.left),))
 
-    def _before(self, element: Value, low: int, high: int | None) -> Value:
-        """Return whether an element comes before those whose rising keys are from low to high."""
-        key = self.keys.rising(element)
-        if not self.keys.turns:
-            return binary("lt", key, const(low, key.dtype))
-        return binary("lt", const(self.keys.most if high is None else high, key.dtype), key)
+    def _before_nan(self, element: Value) -> Value:
+        """Return whether an element comes before NaN."""
+        if self.keys.descending:
+            return const(False, bool_)
+        return binary("eq", element, element)
 
-    def _within(self, element: Value, low: int, high: int | None) -> Value:
-        key = self.keys.rising(element)
-        found = binary("le", const(low, key.dtype), key)
-        if high is None:
-            return found
-        return binary("and", found, binary("le", key, const(high, key.dtype)))
+    def _before_zero(self, element: Value) -> Value:
+        """Return whether an element comes before zeros; the largest come first if descending."""
+        zero = const(0, element.dtype)
+        if not self.keys.descending:
+            return binary("lt", element, zero)
+        return binary("or", binary("lt", zero, element), binary("ne", element, element))
 
 
 def _holds(flag: Value) -> Validity:
