@@ -333,7 +333,7 @@ class _Blocked(_Sides):
         ahead = self.next_rows(row, step)
 
         def loop(inner: tuple[Statement, ...]) -> Loop:
-            return Loop(step, (*inner, *ahead), self.steps_bound())
+            return Loop(step, (*ahead, *inner), self.steps_bound())
 
         body = self.totals.computed(left, right, loop, start, self.product)
         kept = self.totals.stored(self.tile, place)
@@ -381,8 +381,10 @@ class _Blocked(_Sides):
         caches, at each step: few steps of many rows are what no prefetcher foresees."""
         if not isinstance(self.left, Direct) or not self.far:
             return ()
-        each = max(1, step.size // self.height)
-        return (self.left.prefetch(row, step.index() // each, step.index() % each * self.height),)
+        line = LINE // self.dtype.itemsize
+        rows = min(line, 1 << (self.height - 1).bit_length(), self.rows.axis.main.size)
+        at = step.index()
+        return (self.left.prefetch(row, at % line % rows, rows, at // line * line),)
 
     def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
         """Begin to bring what the panel's results need and where they go into the caches: parts of

@@ -96,10 +96,12 @@ class Direct:
         access = substitute(self.value, {**places, **self.depth.places(step)}).arg
         return load(access.memory, access.index, (), lanes)
 
-    def prefetch(self, panel: Index, row: Index, step: Index) -> Prefetch:
-        """Begin to bring an element of the next panel near; of some row after the last one."""
+    def prefetch(self, panel: Index, row: Index, rows: int, step: Index) -> Prefetch:
+        """Begin to bring an element of the next panel near, of one of its first rows; of some row
+        after the last panel."""
         main = self.across.axis.main
-        place = (self.across.start + (panel + 1) * self.size + row) % main.size
+        first = (self.across.start + (panel + 1) * self.size) % (main.size - rows + 1)
+        place = first + row
         access = substitute(self.value, {main: place, **self.depth.places(step)}).arg
         return Prefetch(access.memory, access.index)
 

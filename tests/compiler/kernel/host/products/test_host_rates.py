@@ -1,4 +1,4 @@
-"""Blocking of products by what a processor is: tables of four, none of them the host."""
+"""Blocking of products by what a processor is: tables of five, none of them the host."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def _target(cpu: str, vector_bytes: int, first: int, second: int, triple: str) -
 TARGETS = {
     "Zen 4": _target("znver4", 64, 32, 1024, INTEL),
     "Sapphire Rapids": _target("sapphirerapids", 64, 48, 2048, INTEL),
+    "Granite Rapids": _target("graniterapids", 64, 48, 2048, INTEL),
     "Skylake": _target("skylake", 32, 32, 256, INTEL),
     "Neoverse N1": _target("neoverse-n1", 16, 64, 1024, ARM),
 }
@@ -71,9 +72,9 @@ def test_zen_4_is_blocked_as_measured() -> None:
 
 
 def test_larger_caches_make_larger_slices() -> None:
-    """Sapphire Rapids: slices twice as large, packed half as often, by a core that multiplies twice
-    as fast beside a slow third level."""
-    zen, rapids = TARGETS["Zen 4"], TARGETS["Sapphire Rapids"]
+    """Granite Rapids: slices half as large again, packed half as often, by a core that multiplies
+    twice as fast beside a slow third level."""
+    zen, rapids = TARGETS["Zen 4"], TARGETS["Granite Rapids"]
     assert slice_steps(zen) == 256
     assert slice_steps(rapids) == 384
     problem = _square(rapids, 2048)
@@ -107,6 +108,13 @@ def test_masked_vectors_have_ports_of_their_own() -> None:
     narrow = rates_of(dataclasses.replace(TARGETS["Zen 4"], vector_bytes=32))
     assert narrow.pack == pytest.approx(2 * DEFAULT.pack)
     assert narrow.load == pytest.approx(1.0)
+
+
+def test_measured_processors_have_the_default() -> None:
+    """On Sapphire Rapids the panels of a Zen 4 were the faster ones."""
+    assert rates_of(TARGETS["Sapphire Rapids"]) == dataclasses.replace(
+        DEFAULT, first=48 << 10, second=2048 << 10
+    )
 
 
 def test_unknown_processors_have_the_default() -> None:
