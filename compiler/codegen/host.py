@@ -67,6 +67,11 @@ class Host(Shell):
     def barrier(self) -> None:
         """Emit nothing: a group is one thread."""
 
+    def vectors(self) -> str:
+        """Return the attribute for rows of tiles: loops that pack them use whole vectors, also
+        where LLVM would take two of half the size."""
+        return ' "prefer-vector-width"="512"' if self.has_tiles else ""
+
     def module(self) -> str:
         kernel, lines = self.kernel, self.lines
         allocas = self.registers()
@@ -121,7 +126,7 @@ class Host(Shell):
             *([amx.constant(f"{kernel.name}.tiles")] if self.has_tiles else ()),
             *sorted(lines.declarations),
             # without "no-builtins" LLVM may call memset and memcpy, which the loader lacks
-            'attributes #0 = { nounwind "no-builtins" noinline }',
+            f'attributes #0 = {{ nounwind "no-builtins" noinline{self.vectors()} }}',
             "!0 = !{}",
             *(('!1 = !{!"llvm.loop.unroll.disable"}',) if self.rolled else ()),
             *[f"!{2 + n} = distinct !{{!{2 + n}, !1}}" for n in range(self.rolled)],

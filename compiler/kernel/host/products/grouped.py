@@ -14,9 +14,11 @@ sums once for each packed slice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ugpu.compiler.dtype import bfloat16, float32, int8, int32, uint8
+from ugpu.compiler.expression.accumulate import multiply_add
 from ugpu.compiler.expression.algebra import Index, Range
 from ugpu.compiler.expression.value import (
     Memory,
@@ -67,6 +69,24 @@ def unsigned(factor: Value) -> Value:
     if factor.dtype is not int8:
         return factor
     return cast(binary("xor", factor, const(-OFFSET, int8)), uint8)
+
+
+def repeated(element: Value, group: int) -> Value:
+    """Return a pair or a quad of the left factor in all lanes, or an element."""
+    if group == 1:
+        return element
+    mask = tuple(lane % group for lane in range(LANES * group))
+    return value("shuffle", element.dtype, (element, element), mask, LANES * group)
+
+
+def product_of(group: int) -> Callable[[Value, Value, Value], Value]:
+    """Return what adds the products of a group of steps to a vector of totals."""
+    return {1: multiply_add, PAIR: dot2, QUAD: dot4}[group]
+
+
+def dot2(left: Value, right: Value, total: Value) -> Value:
+    """Return float32 totals with the products of pairs of bfloat16 added."""
+    return value("dot2", float32, (left, right, total), lanes=LANES)
 
 
 def dot4(left: Value, right: Value, total: Value) -> Value:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from math import gcd
 
 from ugpu.compiler.dtype import int8
-from ugpu.compiler.expression.accumulate import multiply_add
 from ugpu.compiler.expression.accumulate import replace as with_reduction
 from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
@@ -30,7 +29,6 @@ from ugpu.compiler.expression.value import (
     const,
     load,
     substitute,
-    value,
     walk,
 )
 from ugpu.compiler.kernel.choices import Space, Tile
@@ -53,12 +51,13 @@ from ugpu.compiler.kernel.host.products.grouped import (
     Correction,
     is_plain,
     narrowed,
+    product_of,
+    repeated,
     steps_together,
     unsigned,
 )
 from ugpu.compiler.kernel.host.products.packing import (
     LINE,
-    PAIR,
     QUAD,
     Again,
     Direct,
@@ -227,7 +226,7 @@ class _Blocked(_Sides):
         """Lay out the slices of both factors."""
         parts, depth, block = self.parts, self.slice, 1 if self.tiles is None else self.tiles.steps
         quads = self.group == QUAD and self.tiles is None
-        packing = Packing(
+        self.packing = packing = Packing(
             self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.near, block,
         )  # fmt: skip
         self.right: Factor = (
@@ -318,7 +317,7 @@ class _Blocked(_Sides):
             for vector in range(self.vectors)
         ]
         left = [
-            self.repeated(self.left.load(row, step.index(), down, self.group))
+            repeated(self.left.load(row, step.index(), down, self.group), self.group)
             for down in range(self.height)
         ]
         first = self.first(row, column)
@@ -335,7 +334,7 @@ class _Blocked(_Sides):
         def loop(inner: tuple[Statement, ...]) -> Loop:
             return Loop(step, (*ahead, *inner), self.steps_bound())
 
-        body = self.totals.computed(left, right, loop, start, self.product)
+        body = self.totals.computed(left, right, loop, start, product_of(self.group))
         kept = self.totals.stored(self.tile, place)
         if not self.by_panels:
             return (*body, *kept)
@@ -406,25 +405,19 @@ class _Blocked(_Sides):
         bound = blocks(self.slice.bound(), tiles.steps) if self.slices > 1 else None
         assert isinstance(self.left, Packed)  # holds whenever tiles are used
         assert isinstance(self.right, Packed)
-        ahead = tuple(self.next_panel(row, column, block.index() * tiles.steps))
+        ahead: tuple[Statement, ...] = ()
+        if self.far and self.parts.left.op == "load" and not self.parts.left.arg.conditions:
+            # a panel of columns begins to bring some rows of the next panel near
+            rows = -(-self.height // (self.wide // self.width))
+            first = (row + 1) * self.height + column * rows
+            step = block.index() * tiles.steps
+            left = self.parts.left
+            ahead = tuple(self.packing.ahead(left, self.rows, range(rows), first, step))
         body = tiles.multiply(
             self.left, self.right, self.tile, self.first(row, column), self.pitch, self.once,
             (row, column), block, lambda inner: Loop(block, (*inner, *ahead), bound),
         )  # fmt: skip
         return (*body, *self.panel_in_vectors(row, column)) if self.by_panels else body
-
-    def next_panel(self, row: Index, column: Index, step: Index) -> Iterator[Statement]:
-        """Yield statements that begin to bring a part of the next panel of a left factor near, of
-        which a panel of columns brings some rows."""
-        left, axis = self.parts.left, self.rows.axis
-        if not self.far or left.op != "load" or left.arg.conditions:
-            return
-        each = -(-self.height // (self.wide // self.width))
-        for number in range(each):
-            place = self.rows.start + (row + 1) * self.height + column * each + number
-            places = {axis.main: place % axis.size, **self.slice.places(step)}
-            near = substitute(left, {**self.nest.batch, **places}).arg
-            yield Prefetch(near.memory, near.index)
 
     def panel_in_vectors(self, row: Index, column: Index) -> Sequence[Statement]:
         """Return the stores of a panel's results from its tile, as vectors where they can be
@@ -443,20 +436,6 @@ class _Blocked(_Sides):
                 return others
             stores.append(store)
         return self.complete(column, (down.around(*stores),), others)
-
-    def repeated(self, element: Value) -> Value:
-        """Return a pair or a quad of the left factor in all lanes, or an element."""
-        if self.group == 1:
-            return element
-        lanes = self.lanes * self.group
-        mask = tuple(lane % self.group for lane in range(lanes))
-        return value("shuffle", element.dtype, (element, element), mask, lanes)
-
-    def product(self, left: Value, right: Value, total: Value) -> Value:
-        if self.group == 1:
-            return multiply_add(left, right, total)
-        kind = "dot2" if self.group == PAIR else "dot4"
-        return value(kind, self.dtype, (left, right, total), lanes=self.lanes)
 
     def steps_bound(self) -> Index | None:
         bound, depth = self.slice.bound(), self.slice.axis

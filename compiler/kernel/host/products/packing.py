@@ -22,7 +22,7 @@ multiplying them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -260,6 +260,18 @@ class Packing:
             lines += self.at_end(line("left_end", last, rest), steps)
         filled = (*zeros, row.around(*lines))
         return Packed(memory, filled, 0, pitch // (steps // self.together), steps)
+
+    def ahead(
+        self, factor: Value, across: Part, places: range, first: Index, step: Index
+    ) -> Iterator[Prefetch]:
+        """Yield prefetches of a step of some elements of a factor that is read in place or packed
+        again and again: of `places` behind `first`; behind the end those at the start."""
+        axis = across.axis
+        for place in places:
+            here = (across.start + first + place) % axis.size
+            wanted = {**self.batch, axis.main: here, **self.depth.places(step)}
+            access = substitute(factor, wanted).arg
+            yield Prefetch(access.memory, access.index)
 
     def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         lanes, count = self.lanes, round_up(across.whole, width) // width

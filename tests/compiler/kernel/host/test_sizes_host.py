@@ -77,6 +77,11 @@ def raised_there(x: Array) -> Array:
     return np.exp(x - x.mean(1, keepdims=True))
 
 
+def several_at_once(lowered: Lowered) -> bool:
+    """Whether an instruction multiplies several steps of the depth."""
+    return any(name in lowered.text() for name in ("dot2", "dot4", "+= tile4 x"))
+
+
 def rolled(lowered: Lowered) -> bool:
     return any(" rolled" in line for line in lowered.text().splitlines())
 
@@ -366,13 +371,13 @@ NARROW = (
     Rule(
         "kernel.host.products.packing", "PAIR",
         lambda x, y: (x.cast("bfloat16") @ y.cast("bfloat16")).cast("float32"), lambda x, y: x @ y,
-        lambda found: "dot2" in found.text() or "+= tile4 x" in found.text(),  # AMX has these too
+        several_at_once,
         [((40, 64), (64, 48)), ((33, 65), (65, 41)), ((17, 1037), (1037, 35))], tolerance=2**-8,
     ),
     Rule(
         "kernel.host.products.packing", "QUAD",
         lambda x, y: x.cast("int32") @ y.cast("int32"),
-        lambda x, y: x.astype(np.int32) @ y.astype(np.int32), lambda found: "dot4" in found.text(),
+        lambda x, y: x.astype(np.int32) @ y.astype(np.int32), several_at_once,
         [((40, 64), (64, 48)), ((33, 67), (67, 41)), ((17, 1030), (1030, 35))], dtypes=("int8",),
     ),
 )  # fmt: skip
