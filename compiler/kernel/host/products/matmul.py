@@ -71,7 +71,7 @@ from ugpu.compiler.kernel.host.products.packing import (
     direct_height,
     in_lines,
 )
-from ugpu.compiler.kernel.host.products.rates import rates_of
+from ugpu.compiler.kernel.host.products.rates import rates_of, row_cost
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement
@@ -177,7 +177,7 @@ class _Sides:
             rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
             self.mirrored, self.in_tiles and self.once and self.flat,
-            columns.size * depth.size * self.dtype.itemsize > target.caches.far,
+            row_cost(target, columns.size * depth.size * self.dtype.itemsize),
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
