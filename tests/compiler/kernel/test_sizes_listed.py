@@ -77,7 +77,7 @@ NO_SIZES = {
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
     "kernel.host.nest": "LONG UNROLLED",
     "kernel.host.products.grouped": "LANES OFFSET",
-    "kernel.host.products.rates": "BEGIN WIDEST SPARE L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
+    "kernel.host.products.rates": "BEGIN WIDEST SPARE L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON ROW",
     "kernel.host.fourier.turns": "PASS",
     "kernel.host.sorting.places": "LOW DIGIT DIGITS",
     "kernel.host.sorting.values": "SOME TOTAL WHOLE WHOLE_BITS",

@@ -68,7 +68,7 @@ from ugpu.compiler.kernel.host.products.packing import (
     direct_height,
     in_lines,
 )
-from ugpu.compiler.kernel.host.products.rates import rates_of
+from ugpu.compiler.kernel.host.products.rates import rates_of, row_cost
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
 from ugpu.compiler.kernel.host.rows import ROWS
@@ -176,7 +176,7 @@ class _Sides:
             rates_of(target), *in_order, direct, None if self.tiles is None else amx.PANEL,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
             self.mirrored, self.tiles is not None and self.once and self.flat,
-            columns.size * depth.size * self.dtype.itemsize > target.caches.far,
+            row_cost(target, columns.size * depth.size * self.dtype.itemsize),
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:

@@ -32,8 +32,8 @@ class Problem:
     up to which the left factor is not packed. panel: the only height and vectors of panels.
     by_dots: whether a few last columns may be computed without panels. in_lines: whether complete
     panels of columns may be read in place. mirrored: whether panels below the diagonal are not
-    computed. by_panels: whether a tile has the totals of one panel at a time. far: whether the
-    right factor comes from beyond the second-level cache."""
+    computed. by_panels: whether a tile has the totals of one panel at a time. row: cost of
+    beginning with the next row of the right factor."""
 
     rows: Axis
     columns: Axis
@@ -53,7 +53,7 @@ class Problem:
     in_lines: bool = False
     mirrored: bool = False
     by_panels: bool = False
-    far: bool = False
+    row: float = 0.0
 
     def apart(self, tile: Tile) -> int:
         """Return the number of last columns that are computed without panels, which are complete
@@ -101,9 +101,8 @@ class Problem:
         left_pack, right_pack = self.pack_costs(tile)
         if self.in_place(tile):
             right_pack = self.rates.direct * _ceil(tile.rows * self.rows.unit, tile.height)
-        if self.far:
-            run = width if self.in_place(tile) else min(wide, self.columns.size)
-            right_pack += self.rates.run / run
+        run = width if self.in_place(tile) else min(wide, self.columns.size)
+        right_pack += self.row / run
         pack = across * self.rows.size * left_pack + down * self.columns.size * right_pack
         store = self.rows.size * self.columns.size * self.rates.finish
         total = self.batch * (self.steps * (multiply + pack) + store)

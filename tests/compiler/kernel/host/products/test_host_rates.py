@@ -10,7 +10,7 @@ from tests.support.compiler.compiler_cases import HOST
 from ugpu.compiler.expression.algebra import Range
 from ugpu.compiler.kernel.choices import Tile
 from ugpu.compiler.kernel.host.nest import Axis
-from ugpu.compiler.kernel.host.products.rates import DEFAULT, rates_of
+from ugpu.compiler.kernel.host.products.rates import DEFAULT, rates_of, row_cost
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
 from ugpu.hcq.state.target import Caches, TargetSpec
 
@@ -94,12 +94,12 @@ def test_far_factors_are_packed_in_long_rows(rows: int, depth: int, columns: int
         rates_of(target), direct_height=rows, in_lines=True,
     )  # fmt: skip
     assert near.in_place(near.best())
-    far = dataclasses.replace(near, far=True)
+    far = dataclasses.replace(near, row=row_cost(target, depth * columns * 4))
     tile = far.best()
     assert not far.in_place(tile)
     assert tile.rows == rows
     assert tile.columns * 4 >= 8 * target.vector_bytes
-    assert rates_of(TARGETS["Zen 4"]).run == 0
+    assert row_cost(target, 128 << 10) == row_cost(TARGETS["Zen 4"], depth * columns * 4) == 0
 
 
 def test_masked_vectors_have_ports_of_their_own() -> None:
