@@ -36,7 +36,7 @@ ELSEWHERE = {
     "kernel.host.sort_values": ("CHUNK", "test_compiler_sorting.py"),
     "kernel.host.network": ("REGISTERS FEWER", "test_compiler_sorting.py"),
     "kernel.host.sort": ("LANES", "test_compiler_sorting.py"),
-    "kernel.host.windows": ("GROUPS MOST", "test_host_windows.py"),
+    "kernel.host.windows": ("GROUPS MOST BESIDE", "test_host_windows.py"),
     "kernel.host.products.along": ("VECTORS ABREAST", "test_host_dots.py"),
     "kernel.host.products.matmul": ("NARROW", "test_compiler_products.py"),
     "kernel.host.products.results": ("LONGEST", "test_compiler_products.py"),
