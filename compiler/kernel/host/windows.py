@@ -47,7 +47,7 @@ from ugpu.compiler.expression.value import (
 from ugpu.compiler.kernel.host.lines import chunks, copied, first_inside, padding
 from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, filled, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
-from ugpu.compiler.kernel.host.products.rates import SPARE, rates_of
+from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store, nested
@@ -57,7 +57,8 @@ from ugpu.compiler.pattern.contraction import ranges_of
 from ugpu.hcq.state.target import TargetSpec
 
 GROUPS = 4  # minimum groups for each thread
-MOST = 4  # rows of a block: as many totals as an addition takes cycles; more gain nothing
+MOST = 4  # rows of a block: more gain nothing
+BESIDE = 4  # registers that hold neither totals nor weights
 WHOLE = 64  # elements: whole vectors, as many as loops take at once
 STAGED = 16 << 10  # approximate image bytes that a group holds; more take longer in any cache
 
@@ -194,15 +195,16 @@ class _Windows:
         self.in_place = self.stores(constant(0), 1, constant(0)) is not None
 
     def cost(self, target: TargetSpec, rows: int) -> float:
-        """Return the cost of a row of vectors of totals, of which so many are computed at once. A
-        total waits for the one before; vectors of the stage begin anywhere in a line of cache."""
+        """Return the cost of a row of vectors of totals, of which so many are computed at once.
+        Vectors of the stage begin anywhere in a line of cache. Weights are loaded for each total if
+        instructions of these vectors take them from memory, or registers have no room."""
         window, places = self.window, elements(self.window.reduce.arg[1])
         lines = ((rows - 1) * window.stride + self.tall) * self.summed
         loads = lines * window.across.size * (1 + target.vector_bytes / LINE)
-        held = places if window.weight is not None else 0
-        if rows + held + SPARE > vector_registers(target):
-            loads += rows * places
-        return rates_of(target).step(max(rows, MOST) * places, loads) / rows
+        held = 0 if window.weight is None else places
+        if target.vector_bytes >= LINE or rows + held + BESIDE > vector_registers(target):
+            loads += rows * held
+        return rates_of(target).step(rows * places, loads) / rows
 
     def line_starts(self) -> list[int]:
         """Return for each phase of columns where a line begins, so that what is not padding begins

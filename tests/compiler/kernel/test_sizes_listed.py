@@ -36,7 +36,7 @@ ELSEWHERE = {
     "kernel.host.sorting.values": ("CHUNK LINE", "test_compiler_sorting.py"),
     "kernel.host.sorting.network": ("REGISTERS FEWER DEEPEST PLACE", "test_compiler_sorting.py"),
     "kernel.host.sorting.places": ("LANES", "test_compiler_sorting.py"),
-    "kernel.host.windows": ("GROUPS MOST", "test_host_windows.py"),
+    "kernel.host.windows": ("GROUPS MOST BESIDE", "test_host_windows.py"),
     "kernel.host.products.along": ("VECTORS ABREAST", "test_host_dots.py"),
     "kernel.host.products.matmul": ("NARROW", "test_compiler_products.py"),
     "kernel.host.products.results": ("LONGEST", "test_compiler_products.py"),
