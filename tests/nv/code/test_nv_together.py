@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,9 +44,9 @@ def text(name: str, value: int = 1, threads: int = 32, shared: int = 128) -> byt
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with setting("UGPU_CACHE", str(tmp_path_factory.mktemp("cache"))):
-        yield
+def cache(tmp_path: Path) -> Iterator[Path]:
+    with setting("UGPU_CACHE", str(tmp_path)), setting("UGPU_TIERS", "1"):
+        yield tmp_path
 
 
 def test_each_text_gets_its_kernel_as_if_assembled_alone() -> None:
@@ -87,7 +88,7 @@ def test_an_invalid_text_is_reported_when_it_is_loaded() -> None:
     }  # fmt: skip
 
 
-def test_a_model_runs_kernels_that_were_assembled_together() -> None:
+def test_a_model_runs_kernels_that_were_assembled_together(cache: Path) -> None:
     texts = [text(f"kernel{value}", value) for value in (3, 5, 7)]
     with hcq.open("virtual:gh100") as device:
         device.driver.foresee(texts)
@@ -100,3 +101,4 @@ def test_a_model_runs_kernels_that_were_assembled_together() -> None:
             device.synchronize()
             out.copy_to(found)
             assert (found == value).all()
+    assert len(list((cache / "cubins").iterdir())) == 1

@@ -12,6 +12,7 @@ import pytest
 from ugpu.hcq.errors import CompileError, UgpuError
 from ugpu.hcq.objects import jit, recompile
 from ugpu.hcq.state.config import setting
+from ugpu.virtual.nvidia.sm.runtime.library import OFTEN, Launcher
 from ugpu.virtual.shader import library, versions
 
 IR = "define i32 @f(i32 %x) {\n  %y = mul i32 %x, 3\n  ret i32 %y\n}\n"
@@ -195,3 +196,21 @@ def test_without_tiers_functions_have_one_version(tmp_path: Path) -> None:
         functions = _called(tmp_path)
         assert functions.address("two_outer", quick=True) == functions.address("two_outer")
         assert not functions._first
+
+
+def test_a_launcher_has_a_second_version_after_many_calls(held: Held, tmp_path: Path) -> None:
+    ir = "define i32 @nvsm_sum(ptr %a, ptr %b) {\n  %x = ptrtoint ptr %a to i32\n" \
+         "  %y = ptrtoint ptr %b to i32\n  %z = add i32 %x, %y\n  ret i32 %z\n}\n"  # fmt: skip
+    functions = library.Library((), tmp_path, "sums", ((lambda: (ir, set()), ["nvsm_sum"]),))
+    launcher = Launcher(functions, "sum")
+    for number in range(OFTEN - 1):
+        assert launcher(number, 5) == number + 5
+    assert not held.held
+    assert launcher(1, 2) == launcher(3, 0) == 3
+    (order,) = held.held
+    assert (order.passes, order.optimise) == (jit.FULL, 1)
+    held.finish()
+    assert functions.improved("nvsm_sum")
+    assert launcher(40, 2) == 42
+    assert not functions.improved("nvsm_sum")  # it has been loaded
+    assert functions.address("nvsm_sum") == functions.address("nvsm_sum", quick=True)

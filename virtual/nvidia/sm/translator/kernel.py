@@ -54,6 +54,7 @@ class Kernel(Lanes):
         self.full = full
         self.rows = rows
         self.slots: dict[str, tuple[str, str]] = {}  # register -> (name of its slot, LLVM type)
+        self.known: dict[str, Value] = {}  # by register: the value last read or written in a block
         self.block = 0
         self.divergent = False
         self.guard: Value | None = None
@@ -105,6 +106,7 @@ class Kernel(Lanes):
         """Start the block `label`."""
         super().begin(label)
         self.touched.clear()
+        self.known.clear()
 
     def touch_table(self, table: int) -> None:
         """Emit the check before an access to registers of products: these must have completed."""
@@ -138,6 +140,7 @@ class Kernel(Lanes):
         if self.divergent and operand.name in self.facts.kept[self.block]:
             return None
         slot, known = self.slot(operand)
+        self.known.pop(operand.name, None)
         return slot if known == kind else None
 
     def in_memory(self, operand: Operand, kind: str, vector: str, number_: int) -> str:
@@ -152,10 +155,21 @@ class Kernel(Lanes):
 
     def register(self, register: Register) -> Value:
         """Read a register as an integer (or i1)."""
+        known = self.known.get(register.name)
+        if known is not None:
+            return self.bits_of(known)
         name, kind = self.slot(register)
         uniform = self.is_uniform(register)
         text = self.value(f"load {kind}, ptr {name}")
-        return Value(text, stored_element(register.type), uniform)
+        value = Value(text, stored_element(register.type), uniform)
+        self._know(register, value)
+        return value
+
+    def _know(self, register: Register, value: Value) -> None:
+        """Note the value of a register for the rest of the block, except where something else than
+        an instruction of the block may write it. Only for code that every path of it runs."""
+        if not self.stepped and register.name not in self.held.places:
+            self.known[register.name] = value
 
     def write(self, operand: Operand, value: Value) -> None:
         """Write a result in the active lanes where the guard is true."""
@@ -163,7 +177,7 @@ class Kernel(Lanes):
             return
         if not isinstance(operand, Register):
             raise self.bad("the result must be a register")
-        value = self.bits_of(value)
+        given, value = value, self.bits_of(value)
         element = stored_element(operand.type)
         if value.element != element:
             if value.width > self._width(element) or element == "i1" or value.element == "i1":
@@ -175,6 +189,7 @@ class Kernel(Lanes):
             if self.guard is not None:
                 value = self.choose(self.scalar(self.guard), value, self.register(operand))
             self.do(f"store {kind} {value.text}, ptr {name}")
+            self._know(operand, value)
             return
         mask = self.guard
         if self.divergent and operand.name in self.facts.kept[self.block]:
@@ -182,7 +197,9 @@ class Kernel(Lanes):
             mask = active if mask is None else self.op("and", active, mask)
         if mask is not None:
             value = self.choose(mask, value, self.register(operand))
+            given = value
         self.do(f"store {kind} {self.vec(value)}, ptr {name}")
+        self._know(operand, self.varying(given if given.width == value.width else value))
 
     def _width(self, element: str) -> int:
         return int(element[1:])
@@ -213,13 +230,19 @@ class Kernel(Lanes):
         """Read an operand as a PTX type."""
         element = element_of(kind)
         if isinstance(operand, Register):
+            known = self.known.get(operand.name)
+            if known is not None and known.element == element:
+                return known
             value = self.register(operand)
             if (operand.type == "pred") != (element == "i1"):
                 raise self.bad(f"{operand.name} is of type .{operand.type}, not .{kind}")
             integer = integer_of(element)
             if value.width < self._width(integer):
                 raise self.bad(f"{operand.name} has only {value.width} bits")
-            return self.cast("bitcast", self.resize(value, integer, False), element)
+            value = self.cast("bitcast", self.resize(value, integer, False), element)
+            if value.width == self._width(stored_element(operand.type)):
+                self._know(operand, value)
+            return value
         if isinstance(operand, Inverted):
             return self.negate(self.source(operand.register, "pred"))
         if isinstance(operand, Integer):
