@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, overload
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64, is_narrow
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.node import Node, Repeated
 from ugpu.compiler.methods.core import TensorCore, broadcast_shape, is_complex, number_of
 from ugpu.compiler.methods.elementwise import Elementwise
 from ugpu.compiler.methods.shape.movement import Movement
@@ -56,8 +56,10 @@ class Reductions(Elementwise, Movement):
                 return self._repeated(recipe, given, given, ())
         key = name, axis, whole, self.device.target.abi  # a host's rows may stay whole
         made = self._again(key, (), lambda: method(self, axis, whole))
-        recipe = made.node.recipe
-        if recipe is not None and node.storage is not None:
+        last = made.node
+        recipe = last.recipe
+        own = isinstance(last, Repeated) and last.operands == (node,)  # not of a last step alone
+        if recipe is not None and own and node.storage is not None:
             if node.recipes is None:
                 node.recipes = {}
             node.recipes[name, axis, whole] = recipe

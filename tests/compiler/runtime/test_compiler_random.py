@@ -82,7 +82,7 @@ def test_shapes_and_refusals(cpu: Device) -> None:
 
 # ---- in recorded functions ---------------------------------------------------------------------
 
-sources = device_fixture("cpu", "virtual:navi31", "virtual:ga102", "virtual:a740")
+sources = device_fixture("cpu", "virtual:navi31", "virtual:ga102")
 
 
 def step(x: Tensor) -> tuple[Tensor, Tensor]:

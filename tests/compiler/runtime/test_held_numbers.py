@@ -13,7 +13,7 @@ import pytest
 from tests.support.service.daemon import DaemonProcess
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
-from ugpu.compiler.graph.series import HELD_FROM, known
+from ugpu.compiler.graph.series import HELD_FROM, Series, known
 from ugpu.compiler.methods import core
 from ugpu.compiler.runtime.runtime import Runtime, use_cache
 from ugpu.hcq.device.device import Device, core_of
@@ -268,6 +268,18 @@ def test_recordings_gradients_and_errors(device: Device) -> None:
         x * 10**400
     assert (x * 1e300).tolist()[1] == math.inf
     assert struct.pack("f", (x * -0.0).tolist()[0]) == struct.pack("f", -0.0)
+
+
+def test_a_method_whose_own_number_comes_by_value(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean divides by a number: the recipe of its division is not that of the mean."""
+    monkeypatch.setattr(core, "_recipes", {})
+    monkeypatch.setattr(Series, "begins", lambda self, numbers: False)
+    x = Tensor(np.arange(6, dtype=np.int64), device=device).realize()
+    for _ in range(3):
+        assert x.mean().tolist() == 2.5
+        assert x.mean(-1).clamp(-4, 2).tolist() == 2
 
 
 def test_they_take_no_memory(device: Device) -> None:
