@@ -38,7 +38,7 @@ ELSEWHERE = {
     "kernel.host.sorting.places": ("LANES", "test_compiler_sorting.py"),
     "kernel.host.windows": ("GROUPS MOST BESIDE", "test_host_windows.py"),
     "kernel.host.products.along": ("VECTORS ABREAST", "test_host_dots.py"),
-    "kernel.host.products.matmul": ("NARROW", "test_compiler_products.py"),
+    "kernel.host.products.sides": ("NARROW", "test_compiler_products.py"),
     "kernel.host.products.results": ("LONGEST", "test_compiler_products.py"),
     "kernel.host.products.tiles": ("FEW ONCE HIDING", "test_compiler_products.py"),
     "kernel.host.rare": ("CHEAP", "test_host_rare.py"),
@@ -77,7 +77,9 @@ NO_SIZES = {
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
     "kernel.host.nest": "LONG UNROLLED",
     "kernel.host.products.grouped": "LANES OFFSET",
-    "kernel.host.products.rates": "BEGIN WIDEST SPARE L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON ROW",
+    "kernel.host.products.rates": (
+        "BEGIN WIDEST SPARE L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON ROW"
+    ),
     "kernel.host.fourier.turns": "PASS",
     "kernel.host.sorting.places": "LOW DIGIT DIGITS",
     "kernel.host.sorting.values": "SOME TOTAL WHOLE WHOLE_BITS",

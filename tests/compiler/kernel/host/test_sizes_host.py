@@ -265,7 +265,7 @@ PRODUCTS = (
         [((40, 1024), (1024, 64)), ((41, 513), (513, 67)), ((130, 1027), (1027, 259))],
     ),
     Rule(
-        "kernel.host.products.matmul", "SIDE",
+        "kernel.host.products.sides", "SIDE",
         lambda x, y: x @ y, lambda x, y: x @ y,
         panels,
         [((3, 384, 12), (12, 40)), ((3, 383, 12), (12, 40)), ((5, 77, 12), (12, 41))],

@@ -20,8 +20,8 @@ from ugpu.compiler.expression.value import Memory, load, value
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.host.nest import Axis, Part
-from ugpu.compiler.kernel.host.products.matmul import NARROW
 from ugpu.compiler.kernel.host.products.packing import Direct, Packing, direct_height
+from ugpu.compiler.kernel.host.products.sides import NARROW
 from ugpu.compiler.kernel.ir import If, Loop, Statement
 from ugpu.hcq.device.device import Device
 
