@@ -255,18 +255,20 @@ class Streams(Rows):
 
 
 class Columns(Nest):
-    """Rows side by side in memory at once, which LLVM takes in vectors: `most`, or fewer if all
-    units are to have some. Totals are in local memory. alike: a range whose rows read the same."""
+    """Rows side by side in memory at once, which LLVM takes in vectors: COLUMNS for a `size` of
+    CHUNK, or fewer if all units are to have some. Totals are in local memory. alike: a range whose
+    rows read the same."""
 
     space = "local"
 
     def __init__(
         self, computation: Computation, outer: Sequence[Range], inner: Sequence[Range],
-        units: int, most: int = COLUMNS, alike: Range | None = None,
+        units: int, size: int = CHUNK, alike: Range | None = None,
     ) -> None:  # fmt: skip
-        count = elements(inner)
+        count, most = elements(inner), COLUMNS
         if units > 1 and elements(outer) < 2 * units:
             most = min(most, round_up(-(-count // (2 * units)), LINE))
+        most = max(1, most * size // CHUNK)
         super().__init__(computation, outer, (Range("column", count), min(most, count)))
         self._inner = inner
         self._alike = [{alike: constant(n)} for n in range(alike.size)] if alike else [{}]

@@ -19,7 +19,7 @@ from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk
-from ugpu.compiler.kernel.host.nest import CHUNK, COLUMNS, Columns, Streams, in_vectors
+from ugpu.compiler.kernel.host.nest import CHUNK, Columns, Streams, in_vectors
 from ugpu.compiler.kernel.host.online import find_online
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, nested
 from ugpu.compiler.kernel.shared.kernels import stores
@@ -47,8 +47,7 @@ def rows(
     if across and all(runs_along(roots, across[0], each) for each in along):
         alike = _alike(chain.outer, roots[0]) if single else None
         outer = [r for r in chain.outer[:-1] if r is not alike]
-        most = max(1, COLUMNS * size // CHUNK)
-        together = Columns(computation, outer, across, target.compute_units, most, alike)
+        together = Columns(computation, outer, across, target.compute_units, size, alike)
     else:
         long = single and size < STREAMS * chain.length
         two = long and chain.rows >= MANY and chain.rows % STREAMS == 0
