@@ -116,7 +116,7 @@ class Processes:
         with self._lock:
             self._launches += sum(core.launches for core in self._cores if core.closed)
             self._cores = [*(core for core in self._cores if not core.closed), core_of(device)]
-            if self._opening is None and not self._closed:
+            if self._opening is None and self._next is None and not self._closed:
                 name = f"{self._name} ahead"
                 self._opening = threading.Thread(target=self._open_ahead, name=name)
                 threads.start(self._opening)

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from tests.support.service.daemon import Running, scaled, settings_text
 from tests.support.waiting import until
 from ugpu.hcq.errors import DeviceHang, DeviceLost, HostError, OutOfMemory, UgpuError
 from ugpu.tools.service.daemon.cards import forks
-from ugpu.tools.service.daemon.cards.apart import ApartDriver
+from ugpu.tools.service.daemon.cards.apart import ApartDriver, Processes
 from ugpu.tools.service.daemon.cards.forks import Worker
 from ugpu.tools.service.daemon.clients.service import Service
-from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.config import DeviceSettings, parse
 
 SECRET = 0x5EC2E75
 PEEK = """
@@ -168,6 +169,34 @@ def test_a_process_that_is_killed_loses_its_lease_alone(running: Running) -> Non
             assert scaled(other)
     with share(running) as gpu:
         assert scaled(gpu)
+
+
+def test_a_lease_taken_while_a_process_is_opened_ahead_loses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one ahead is there when the second lease has opened its own: none is opened besides."""
+    found = Processes(DeviceSettings("cpu"), "cpu", 1 << 20)
+    opened: list[Any] = []
+    second, real = threading.Event(), found._open
+
+    def opening() -> Any:
+        number = len(opened)
+        opened.append(None)
+        if number == 1:  # ahead of the second lease
+            assert second.wait(60)
+        elif number == 2:  # the second lease's own
+            second.set()
+            until(lambda: found._next is not None, "the one ahead is there")
+        opened[number] = real()
+        return opened[number]
+
+    monkeypatch.setattr(found, "_open", opening)
+    with found.take():
+        until(lambda: len(opened) == 2, "the next one is opened")
+        with found.take():
+            pass
+    found.close()
+    assert len(opened) == 3 and all(device.closed for device in opened)
 
 
 def test_a_daemon_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
