@@ -72,6 +72,8 @@ class Driver(ABC):
             (buffers, timelines) and queries (`core.failure`, `core.limit_s`,
             `core.check_failures`).
         counts_work: whether the compiler states the work of its kernels (Program.work).
+        foresees: whether `foresee` prepares anything; then kernels that are compiled at once are
+            loaded when all are compiled.
         kernels: a folder of compiled kernels from the owner of the device (hcq.disk.cache).
     """
 
@@ -79,6 +81,7 @@ class Driver(ABC):
     clock_hertz: float
     clock: Clock
     counts_work = False
+    foresees = False
     kernels: Path | None = None
 
     def __init__(self, name: str, lock: threading.RLock | None = None) -> None:

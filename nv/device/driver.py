@@ -63,6 +63,7 @@ class NvDriver(WorkHolder):
     """Driver of one GPU. boot_stages: (name, seconds) of each stage of the start."""
 
     faults: Faults
+    foresees = True
     # open-gpu-kernel-modules 580.142: ctrl2080pmgr.h has only NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO;
     # the internal UPDATE_EDPP_LIMIT of ctrl2080internal.h is for the kernel side of notebooks.
     no_power_limit = (

@@ -131,14 +131,15 @@ class Programs:
     def _awaited(self, pending: Mapping[str, _Pending], progress: Progress) -> Iterator[_Pending]:
         """Yield each kernel once it is compiled; a model's once all are, which its driver prepares
         together."""
-        together = self.target.quick and len(pending) > 1
+        driver = self.device.driver
+        together = driver.foresees and self.target.quick and len(pending) > 1
         for waiting in pending.values():
             progress.await_one(waiting.compiled)
             if not together:
                 yield waiting
         if together:
             images = [waiting.image or _image_of(waiting.compiled) for waiting in pending.values()]
-            self.device.driver.foresee([image for image in images if image])
+            driver.foresee([image for image in images if image])
             yield from pending.values()
 
     def _begin(self, group: Group, pending: dict[str, _Pending]) -> Loaded | _Pending:
