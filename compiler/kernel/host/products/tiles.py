@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ugpu.compiler.kernel.choices import Tile
-from ugpu.compiler.kernel.host.nest import Axis
+from ugpu.compiler.kernel.host.nest import Axis, round_up
 from ugpu.compiler.kernel.host.products.rates import BEGIN, DEFAULT, WIDEST, Rates, highest
 from ugpu.hcq.state.target import TargetSpec
 
@@ -64,12 +64,16 @@ class Problem:
 
     def again(self, tile: Tile) -> bool:
         """Return whether the left factor is read where the right one is packed: all of it, in
-        panels of columns that are whole panels of rows."""
+        panels of columns that are whole panels of rows, of which no group has one beyond them."""
         if not self.mirrored or self.in_place(tile):
             return False
         whole = tile.columns >= self.columns.main.size
-        begins = tile.rows >= self.rows.main.size or tile.rows % tile.height == 0
-        return whole and begins and tile.vectors * self.lanes % tile.height == 0
+        width, groups = tile.vectors * self.lanes, _ceil(self.rows.main.size, tile.rows)
+        begins = groups == 1 or (
+            tile.rows % tile.height == 0
+            and groups * tile.rows <= round_up(self.columns.size, width)
+        )
+        return whole and begins and width % tile.height == 0
 
     def in_memory(self, tile: Tile) -> bool:
         """Return whether the left factor is read in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,6 +25,7 @@ from ugpu.compiler.kernel.host.products.packing import Direct, Packing, direct_h
 from ugpu.compiler.kernel.host.products.sides import NARROW
 from ugpu.compiler.kernel.ir import If, Loop, Statement
 from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import Caches
 
 SIZES = st.sampled_from([1, 2, 7, 8, 13, 16, 31, 32, 47, 64, 97, 130])
 DEPTHS = st.sampled_from([1, 3, 4, 16, 17, 63, 257, 300, 515])
@@ -305,6 +307,25 @@ def test_half_of_a_symmetric_product(cpu: Device, side: int, depth: int) -> None
     assert_bits((x.permute(0, 2, 1) @ x + bias).numpy(), (whole + bias).numpy())
     rows = x.permute(0, 2, 1)
     assert_bits((rows @ rows.permute(0, 2, 1)).numpy(), whole.numpy())
+
+
+@pytest.mark.parametrize("units", [1, 2, 8])
+@pytest.mark.parametrize("cpu", ["znver4", "znver5", "graniterapids", "haswell", "neoverse-n1"])
+def test_no_processor_reads_a_symmetric_product_beyond_what_is_packed(cpu: str, units: int) -> None:
+    """Lowering checks every access, whatever blocks the cost model chooses."""
+    lanes = {"haswell": 8, "neoverse-n1": 4}.get(cpu, 16)
+    caches = Caches(48 << 10, 2 << 20)
+    target = dataclasses.replace(
+        HOST, cpu=cpu, vector_bytes=lanes * 4, caches=caches, compute_units=units
+    )
+    for batch, depth, side in itertools.product((1, 2), (64, 700), (33, 300, 500)):
+        rows = graph.permute(buffer(batch, depth, side, dtype=float32), (0, 2, 1))
+        shape = (batch, side, side, depth)
+        left = graph.expand(graph.reshape(rows, (batch, side, 1, depth)), shape)
+        right = graph.expand(graph.reshape(rows, (batch, 1, side, depth)), shape)
+        pairs = graph.elementwise("mul", float32, left, right)
+        (kernel,) = kernels_of(graph.reduce("sum", pairs, (3,)), target)
+        assert kernel.body
 
 
 def assert_bits(found: np.ndarray, wanted: np.ndarray) -> None:
