@@ -26,7 +26,9 @@ LONG = 1 << 18  # elements that are reduced in two kernels
 
 @pytest.fixture
 def planned(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with every run that looks at the graph."""
+    """Grows with every run that looks at the graph. Recipes of other tests are not kept beside:
+    they are all forgotten when there are many."""
+    monkeypatch.setattr(core, "_recipes", {})
     runtime, seen = runtime_of(cpu), list[int]()
     found = runtime._planned
 
@@ -96,6 +98,7 @@ WORKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_operations_on_stored_arrays_look_at_no_graph(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(core, "_recipes", {})
     work = WORKS[name]
     rng = np.random.default_rng(1)
     arrays = [rng.random((8, 8)).astype("f4") for _ in range(4)]

@@ -25,8 +25,11 @@ MANY = 8 * HELD_FROM
 
 
 @pytest.fixture
-def device() -> Iterator[Device]:
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A device of the test's own, with series and recipes of its own: these are forgotten when
+    there are many, which the tests before would decide."""
     known.clear()
+    monkeypatch.setattr(core, "_recipes", {})
     with hcq.open("cpu", threads=1) as opened:
         use_cache(opened, None)
         yield opened
