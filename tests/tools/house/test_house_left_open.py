@@ -34,7 +34,17 @@ def test_a_device_that_a_test_leaves_open_is_named(
     file = tmp_path / "test_it.py"
     file.write_text(TESTS.format('hcq.open("cpu")' if leaves else 'hcq.open("cpu").close()'))
     plugins = ("-p", "tests.left_open", "-p", "no:cacheprovider", "-n", workers)
-    command = [sys.executable, "-m", "pytest", "-q", *plugins, f"--rootdir={tmp_path}", str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "not slow",
+        "-q",
+        *plugins,
+        f"--rootdir={tmp_path}",
+        str(file),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert "4 passed" in ended.stdout and ended.returncode == leaves, ended.stdout
     assert ended.stdout.count("test_it.py::test_three left <") == leaves, ended.stdout
