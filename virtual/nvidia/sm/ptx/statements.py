@@ -207,9 +207,7 @@ class Body:
         modifiers: Sequence[str], operands: tuple[Operand, ...],
     ) -> None:  # fmt: skip
         body = self._function.body
-        body.append(
-            Instruction(len(body), line, guard, negated, name, tuple(modifiers), operands)
-        )
+        body.append(Instruction(len(body), line, guard, negated, name, tuple(modifiers), operands))
 
     def _instruction(self) -> None:
         cursor = self._cursor

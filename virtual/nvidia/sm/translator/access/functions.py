@@ -19,6 +19,7 @@ from ugpu.virtual.nvidia.sm.translator.access.variables import Places
 from ugpu.virtual.nvidia.sm.translator.control.analysis import Facts
 from ugpu.virtual.nvidia.sm.translator.kernel import Kernel
 from ugpu.virtual.nvidia.sm.translator.value import Value
+from ugpu.virtual.shader import text
 from ugpu.virtual.shader.library import Library
 
 _SOURCES = (Path(__file__).parents[2], emu.PACKAGE)
@@ -95,9 +96,34 @@ def _functions() -> Iterator[tuple[str, str, Kernel]]:
 def _load_units(space: str, unit: int, count: int, lanes: str) -> tuple[str, str, Kernel]:
     kind = f"<32 x i{8 * unit}>" if count == 1 else "void"
     e, name = _emitter(kind), memory.units_name("load", space, unit, count)
-    load = memory.load_halves if space == "shared" else memory.load_rows
+    load = memory.load_halves if space == "shared" else _load_rows
     values = load(e, _WHERE, unit, count, "%lanes")
     if count > 1:
         memory.write_rows(e, values)
     e.do(e.ending if count > 1 else f"ret {kind} {values[0].text}")
     return name, f"{kind} @{name}({lanes}, i32 %index)", e
+
+
+def _load_rows(k: Kernel, where: Value, unit: int, count: int, mask: str) -> list[Value]:
+    """Load `count` units a lane from global memory, as one vector where lanes are consecutive."""
+    size, kind = unit * count, f"i{8 * unit}"
+    fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
+    good, host = memory.as_vector(k, "global", where, size, mask, False)
+    k.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
+    k.lines.append(f"{fast}:")
+    whole = f"<{32 * count} x {kind}>"
+    data = k.value(f"load {whole}, ptr {host}, align {unit}")
+    rows = [
+        k.value(f"shufflevector {whole} {data}, {whole} poison, <32 x i32>"
+                f" {text.lanes(list(range(n, 32 * count, count)))}") for n in range(count)
+    ]  # fmt: skip
+    k.do(f"br label %{done}")
+    k.lines.append(f"{slow}:")
+    others = memory.split(k, memory.load_lanes(k, "global", where, size, mask), unit, count)
+    last = memory.last_label(k)
+    k.do(f"br label %{done}")
+    k.lines.append(f"{done}:")
+    return [
+        Value(k.value(f"phi <32 x {kind}> [ {row}, %{fast} ], [ {other.text}, %{last} ]"), kind,
+              False) for row, other in zip(rows, others, strict=True)
+    ]  # fmt: skip

@@ -8,6 +8,8 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions": ld, ldu, st, p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ugpu.virtual.nvidia.sm.ptx.module import (
     SIZES,
     Address,
@@ -27,7 +29,6 @@ from ugpu.virtual.nvidia.sm.translator.moves import space_of
 from ugpu.virtual.nvidia.sm.translator.value import Value, number
 from ugpu.virtual.shader import tlb
 from ugpu.virtual.shader.memory import Access
-from ugpu.virtual.shader.text import lanes
 
 SHARED_SPACES = ("shared", "shared::cluster", "")  # whose addresses may be in shared memory
 # Accesses that are calls where the emitter has `outlines`, see `functions`: spaces and bytes a
@@ -155,7 +156,7 @@ def _in_shared(k: Kernel, at: str, size: int) -> tuple[str, str]:
     return good, k.value(f"getelementptr i8, ptr {shared}, i64 {at}")
 
 
-def _fast(k: Kernel, space: str, where: Value, size: int, mask: str, write: bool) -> (
+def as_vector(k: Kernel, space: str, where: Value, size: int, mask: str, write: bool) -> (
         tuple[str, str]):  # fmt: skip
     """Return whether all lanes can be accessed as one vector, and its host address."""
     row, first = _consecutive(k, where, size, mask)
@@ -200,7 +201,7 @@ def load_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> l
     """Load up to 8 bytes a lane, as one vector where the lanes are consecutive."""
     element = "i64" if size == 8 else "i32"
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
-    good, host = _fast(k, space, where, size, mask, False)
+    good, host = as_vector(k, space, where, size, mask, False)
     k.vec(where)
     k.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
     k.lines.append(f"{fast}:")
@@ -210,14 +211,15 @@ def load_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> l
     k.do(f"br label %{done}")
     k.lines.append(f"{slow}:")
     (value,) = load_lanes(k, space, where, size, mask)
-    last = _last_label(k)
+    last = last_label(k)
     k.do(f"br label %{done}")
     k.lines.append(f"{done}:")
     text = k.value(f"phi <32 x {element}> [ {quick}, %{fast} ], [ {value.text}, %{last} ]")
     return [Value(text, element, False)]
 
 
-def _last_label(k: Kernel) -> str:
+def last_label(k: Kernel) -> str:
+    """Return the label of the block that the last line belongs to."""
     return next(line[:-1] for line in reversed(k.lines) if line.endswith(":") and line[0] != " ")
 
 
@@ -239,7 +241,7 @@ def store_quickly(
 ) -> None:
     """Store up to 8 bytes a lane, as one vector where the lanes are consecutive."""
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
-    good, host = _fast(k, space, where, size, mask, True)
+    good, host = as_vector(k, space, where, size, mask, True)
     k.vec(where)
     data = k.varying(words[0])
     condition = k.mask_vector(mask)
@@ -293,7 +295,7 @@ def host_quickly(k: Kernel, space: str, where: Value, size: int) -> str:
     hosts = resolve(k, space, where, size, False, "1")
     one = k.value(f"extractelement {WIDE} {hosts}, i32 0")
     other = k.value(f"inttoptr i64 {one} to ptr")
-    last = _last_label(k)
+    last = last_label(k)
     k.do(f"br label %{done}")
     k.lines.append(f"{done}:")
     return k.value(f"phi ptr [ {host}, %{fast} ], [ {other}, %{last} ]")
@@ -419,31 +421,6 @@ def load_units(
     if space == "shared":
         return load_halves(k, where, unit, count, mask)
     return split(k, _load_varying(k, space, where, unit * count, mask), unit, count)
-
-
-def load_rows(k: Kernel, where: Value, unit: int, count: int, mask: str) -> list[Value]:
-    """Load `count` units a lane from global memory, as one vector where lanes are consecutive."""
-    size, kind = unit * count, f"i{8 * unit}"
-    fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
-    good, host = _fast(k, "global", where, size, mask, False)
-    k.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
-    k.lines.append(f"{fast}:")
-    whole = f"<{32 * count} x {kind}>"
-    data = k.value(f"load {whole}, ptr {host}, align {unit}")
-    rows = [
-        k.value(f"shufflevector {whole} {data}, {whole} poison, <32 x i32>"
-                f" {lanes(list(range(n, 32 * count, count)))}") for n in range(count)
-    ]  # fmt: skip
-    k.do(f"br label %{done}")
-    k.lines.append(f"{slow}:")
-    others = split(k, load_lanes(k, "global", where, size, mask), unit, count)
-    last = _last_label(k)
-    k.do(f"br label %{done}")
-    k.lines.append(f"{done}:")
-    return [
-        Value(k.value(f"phi <32 x {kind}> [ {row}, %{fast} ], [ {other.text}, %{last} ]"), kind,
-              False) for row, other in zip(rows, others, strict=True)
-    ]  # fmt: skip
 
 
 def load_halves(k: Kernel, where: Value, unit: int, count: int, mask: str) -> list[Value]:
