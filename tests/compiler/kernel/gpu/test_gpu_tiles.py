@@ -29,7 +29,8 @@ def product(rows: int, columns: int, depth: int, batch: int = 1) -> Product:
 def test_there_are_always_tiles(
     rows: int, columns: int, depth: int, batch: int, width: int
 ) -> None:
-    for target in (GFX1100, SM_90, replace(GFX1100, wave_size=64)):
+    quick = (replace(GFX1100, quick=True), replace(SM_90, quick=True))
+    for target in (GFX1100, SM_90, replace(GFX1100, wave_size=64), *quick):
         problem = Product(rows, columns, depth, batch, width)
         assert tiles_fit(best_tiles(problem, target), width, target)
 
@@ -73,3 +74,12 @@ def test_costs_grow_with_the_work(factor: int) -> None:
     deeper = cost(tiles, product(512, 512, 512 * factor), GFX1100)
     assert deeper == (factor * once[0], factor * once[1])
     assert cost(tiles, product(512, 512, 512, factor), GFX1100)[1] == factor * once[1]
+
+
+def test_products_of_models_have_little_text() -> None:
+    """They are translated once more, in a time that grows with the text."""
+    large = product(4096, 4096, 4096)
+    for target in (GFX1100, SM_90):
+        quick = replace(target, quick=True)
+        assert best_tiles(large, quick).unroll == 1 < best_tiles(large, target).unroll
+    assert best_tiles(large, replace(SM_90, quick=True)).block == (4, 4)

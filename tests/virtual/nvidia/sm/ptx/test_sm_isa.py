@@ -8,6 +8,7 @@ from tests.support.nvidia.isa_examples import EXAMPLES, START, VARIABLES, VERSIO
 from tests.support.nvidia.sm.sm_run import Bench, body
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.nv.code.assemble import assemble, find_library
+from ugpu.virtual.nvidia.sm.ptx.lexer import tokens_of
 from ugpu.virtual.nvidia.sm.ptx.parser import parse
 from ugpu.virtual.nvidia.sm.translator.translate import prepare, translate
 from ugpu.virtual.nvidia.sm_contract import SmEnding
@@ -40,6 +41,15 @@ def test_each_example_is_ptx(target: str) -> None:
         if ".version" in str(error):
             pytest.skip(f"needs an assembler that knows PTX ISA {VERSION}")
         raise
+
+
+@pytest.mark.parametrize("target", EXAMPLES)
+def test_plain_instructions_are_read_as_others_are(target: str) -> None:
+    """A comment before its end makes an instruction one that is read token by token."""
+    for line in (line for no, line in _lines(target) if not no):
+        text = _module(target, line + ";")
+        assert any(token.kind == "plain" for token in tokens_of(text))
+        assert repr(parse(text)) == repr(parse(text.replace(";", "/**/;")))
 
 
 @pytest.mark.parametrize("target", EXAMPLES)

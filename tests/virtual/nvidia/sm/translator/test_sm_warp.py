@@ -44,11 +44,13 @@ def shuffled(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
 
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
 @pytest.mark.parametrize(("b", "c"), [(1, 31), (5, 0x181F), (16, 0), (7, 0x1807), (31, 31)])
-def test_shuffles(mode: str, b: int, c: int) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_shuffles(mode: str, b: int, c: int, known: bool) -> None:
     c = c & ~31 if mode == "up" else c
+    operands = f"{b}, {c}" if known else "%r4, %r5"
     text = f"""
-    mul.lo.u32 %r1, %t, 7;
-    shfl.sync.{mode}.b32 %r2|%p1, %r1, {b}, {c}, -1;
+    mul.lo.u32 %r1, %t, 7; mov.u32 %r4, {b}; mov.u32 %r5, {c};
+    shfl.sync.{mode}.b32 %r2|%p1, %r1, {operands}, -1;
     selp.u32 %r3, 1000, 0, %p1;
     add.u32 %r9, %r2, %r3;
     """
