@@ -77,8 +77,6 @@ class Nvidia:
         return [(self.register, _as(lines, part, "i32", self.register)) for part in parts]
 
 
-NEWER = "mma.sync.aligned.m16n8k32.row.col.f32.e"  # in a module: its PTX needs VERSION
-VERSION = "+ptx84"  # LLVM's feature; PTX ISA, "mma", "PTX ISA Notes"
 
 
 class Ptx(Nvidia):

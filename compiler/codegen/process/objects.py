@@ -13,7 +13,6 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from ugpu.compiler.codegen.adreno.build import compile_adreno
-from ugpu.compiler.codegen.instructions.matrix import NEWER, VERSION
 from ugpu.compiler.codegen.process.children import shared, version
 from ugpu.hcq.disk.objects import kept
 from ugpu.hcq.objects.jit import LLVM_LOCK
@@ -23,6 +22,8 @@ _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
 # LLVM 22's vectoriser of straight code takes the sign of one element for that of their maximum,
 # where maxima of floats are found among integers (compiler.expression.accumulate, `of_key`)
 _EXTREME = re.compile(r"@llvm\.s(max|min)\.i32\(")
+_NEWER = "mma.sync.aligned.m16n8k32.row.col.f32.e"  # in a module: its PTX needs _VERSION
+_VERSION = "+ptx84"  # LLVM's feature; PTX ISA, "mma", "PTX ISA Notes"
 FIRST = 1  # of LLVM's levels of code generation, for the first version of a kernel
 
 
@@ -58,8 +59,8 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
             return compile_adreno(text, target, _host_machine)
     with LLVM_LOCK:
         features = target.features
-        if target.abi == "ptx" and NEWER in text:
-            features = f"{features},{VERSION}" if features else VERSION
+        if target.abi == "ptx" and _NEWER in text:
+            features = f"{features},{_VERSION}" if features else _VERSION
         level = FIRST if first else 3
         machine = _machine(target.triple, target.cpu, features, level)
         module = llvm.parse_assembly(text)

@@ -167,10 +167,9 @@ class Body:
             raise bad(token.line, f"label {token.text} is defined twice")
         self._function.labels[token.text] = len(self._function.body)
 
-    def _plain(self, token: Token) -> None:
-        """Read an instruction that is one token."""
+    def _plain(self, token: Token, guard: Register | None = None, negated: bool = False) -> None:
+        """Read an instruction that is one token. guard: read before it, if any."""
         opcode, rest = token.text[:-1].split(None, 1)
-        guard, negated = None, False
         if opcode[0] == "@":
             negated = opcode[1] == "!"
             guard = self._guard(self._remembered(opcode[1 + negated :], token.line), token.line)
@@ -216,6 +215,9 @@ class Body:
             negated = cursor.take("!")
             guard = self._guard(self._named(cursor.peek, cursor.name()), cursor.peek.line)
         token = cursor.peek
+        if token.kind == "plain" and not token.text.startswith("@"):
+            self._plain(cursor.next(), guard, negated)
+            return
         if token.kind != "name" or token.text.startswith("%"):
             raise bad(token.line, f"unexpected {token.text!r}")
         cursor.next()

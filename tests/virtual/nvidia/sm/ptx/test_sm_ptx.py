@@ -110,3 +110,18 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         parse(text)
     except (BadCodeObject, NotSupported) as error:
         assert "PTX" in str(error)
+
+
+@pytest.mark.parametrize("guard", ["@%p1", "@!%p1", "@%leader", "@!%leader", "@ %p1", "@leader.1"])
+def test_guards_of_all_names(guard: str) -> None:
+    name = guard.lstrip("@! ")
+    text = f"""{HEAD.format(target="sm_90")}
+    .entry k() {{ .reg .pred %p<2>, %leader, leader; .reg .b32 %r<3>;
+    {guard} add.u32 %r1, %r2, 5; ret; }}"""
+    if "." in name:
+        with pytest.raises(BadCodeObject, match="line"):
+            parse(text)
+        return
+    (instruction, _) = parse(text).functions["k"].body
+    assert instruction.guard == Register(name, "pred")
+    assert instruction.negated == ("!" in guard)
