@@ -36,7 +36,7 @@ from ugpu.compiler.expression.value import (
     value,
     walk,
 )
-from ugpu.compiler.kernel.ir import If, Loop, Statement
+from ugpu.compiler.kernel.ir import Loop, Statement, guarded
 from ugpu.compiler.kernel.shared.spread import spread, store, vector_width
 from ugpu.hcq.state.target import TargetSpec
 
@@ -171,8 +171,7 @@ class Family:
         body: tuple[Statement, ...] = (self._store(parts, row, column * self.width),)
         if not self.host:
             inside = both(at_least_zero(rows - 1 - row), at_least_zero(columns - 1 - column))
-            body = (If(inside, body),) if inside else body
-            return (Loop(down, (Loop(over, body),)),)
+            return (Loop(down, (Loop(over, guarded(inside, *body)),)),)
         inner = Loop(over, body, columns - strip * self.columns)
         return (Loop(down, (inner,), rows - band * self.rows),)
 
