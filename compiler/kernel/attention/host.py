@@ -114,7 +114,7 @@ class _Blocked:
         each = Range("each", self.tall)
         at = {**self.places, self.parts.keys: self.first_key + each.index()}
         conditions = seen(self.parts.score, at, {self.lane, each})
-        inside = (self.multiply_keys(), *self.weigh(), self.multiply_values())
+        inside = (*self.multiply_keys(), *self.weigh(), *self.multiply_values())
         blocks = loop_over(self.block, conditions, inside)
         body = (*clear, Loop(depth, tuple(turn)), blocks, self.finish(output))
         return self.nest.kernel(body)
@@ -133,7 +133,7 @@ class _Blocked:
         """Return the stores of vectors of totals in a tile."""
         return lambda step, row, total: Store(memory, step * self.wide + row, total)
 
-    def multiply_keys(self) -> Statement:
+    def multiply_keys(self) -> list[Statement]:
         """Compute scores = keys * turned, panel by panel."""
         parts, step = self.parts, Range("d", self.parts.depth.size)
 
@@ -143,10 +143,10 @@ class _Blocked:
             found = placed(parts.right, places)
             return guard(found, inside) if parts.keys.size % self.key_panel else found
 
-        return Panel(self.totals, self.key_panel, VECTORS).over(
+        return [Panel(self.totals, self.key_panel, VECTORS).over(
             "key", (self.tall, self.wide), step, key, self.tile(self.turned), None,
             self.kept(self.scores), (self.key_bound, None),
-        )  # fmt: skip
+        )]  # fmt: skip
 
     def weigh(self) -> list[Statement]:
         """Turn scores into weights; rescale the running sums to the new maximum."""
@@ -195,7 +195,7 @@ class _Blocked:
         """Add up the weights if `weigh` leaves the sums out."""
         return []
 
-    def multiply_values(self) -> Statement:
+    def multiply_values(self) -> list[Statement]:
         """Compute output = output rescaled + values * weights, panel by panel."""
         parts, high = self.parts, self.column_panel
         columns = parts.columns.size
@@ -209,10 +209,10 @@ class _Blocked:
             scale = load(self.scale, row, lanes=self.lanes)
             return binary("mul", self.tile(self.output)(i, row), scale)
 
-        return Panel(self.totals, high, VECTORS).over(
+        return [Panel(self.totals, high, VECTORS).over(
             "value", (round_up(columns, high), self.wide), Range("key", self.tall), number,
             self.tile(self.scores), rescaled, self.kept(self.output), (None, self.key_bound),
-        )  # fmt: skip
+        )]  # fmt: skip
 
     def finish(self, columns: Range) -> Statement:
         """Store the output's elements."""
@@ -238,12 +238,9 @@ class _Row(_Blocked):
             for memory in self.sums
         ]
 
-    def multiply_keys(self) -> Statement:
+    def multiply_keys(self) -> list[Statement]:
         """Compute scores = keys * the row; zero for keys that are not visible."""
         clear = filled("fill", self.scores, const(0, float32))
-        return Loop(Range("once", 1), (clear, self.scored()))
-
-    def scored(self) -> Statement:
         parts, key = self.parts, Range("key", self.tall)
         step = Range("d", parts.depth.size)
         places = {parts.keys: self.first_key + key.index(), parts.depth: step.index()}
@@ -252,7 +249,7 @@ class _Row(_Blocked):
         if runs_along([parts.right], parts.keys, parts.depth):
             score = load(self.scores, key.index())
             more = Store(self.scores, key.index(), multiply_add(factor, left, score))
-            return Loop(step, (Loop(key, (more,), self.key_bound),))
+            return [clear, Loop(step, (Loop(key, (more,), self.key_bound),))]
         first = constant(0)
         total = load(self.totals, first)
         product = combine("sum", total, binary("mul", factor, left))
@@ -261,9 +258,9 @@ class _Row(_Blocked):
             Loop(step, (Store(self.totals, first, product),)),
             Store(self.scores, key.index(), total),
         )
-        return Loop(key, body, self.key_bound)
+        return [clear, Loop(key, body, self.key_bound)]
 
-    def multiply_values(self) -> Statement:
+    def multiply_values(self) -> list[Statement]:
         """Compute output = output rescaled + weights * values."""
         parts, column = self.parts, Range("column", self.parts.columns.size)
         at = column.index()
@@ -291,4 +288,4 @@ class _Row(_Blocked):
             loop = Loop(rest, (added([first + rest.index()]),), bound % ABREAST)
             inside = both(at_least_zero(constant(self.tall - 1) - bound), at_least_zero(bound))
             body += guarded(inside, loop)
-        return Loop(Range("once", 1), tuple(body))
+        return body

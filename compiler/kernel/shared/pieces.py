@@ -14,7 +14,6 @@ from functools import partial
 
 from ugpu.compiler.expression.algebra import (
     Index,
-    Opaque,
     at_least_zero,
     both,
     constant,
@@ -22,7 +21,6 @@ from ugpu.compiler.expression.algebra import (
     within,
 )
 from ugpu.compiler.expression.computation import Computation
-from ugpu.compiler.expression.lookup import atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, rebuild
 from ugpu.compiler.kernel.ir import (
     If,
@@ -35,7 +33,7 @@ from ugpu.compiler.kernel.ir import (
     thread_range,
 )
 from ugpu.compiler.kernel.shared.grid import moved
-from ugpu.compiler.kernel.shared.ragged import Family, Piece, among, families, piece_of
+from ugpu.compiler.kernel.shared.ragged import Family, Piece, among, families, is_plain, piece_of
 from ugpu.hcq.state.target import TargetSpec
 
 FEW_CODES = 4  # pieces with their own code that a kernel may contain without harm
@@ -182,7 +180,7 @@ def _found(pieces: Sequence[Computation]) -> list[_Alike]:
 def _memories(root: Value) -> tuple[Memory, ...] | None:
     """Return the memories that a value reads, in order; None if an index from memory selects among
     them."""
-    if any(isinstance(atom, Opaque) for index in indices_of(root) for atom in atoms(index)):
+    if not all(is_plain(index) for index in indices_of(root)):
         return None
     found: dict[Memory, None] = {}
 
