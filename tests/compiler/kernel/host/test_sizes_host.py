@@ -354,7 +354,7 @@ OTHERS = (
     ),
     Rule(
         "kernel.scatter", "LONG", lambda x, i, y: x.scatter_add(0, i.cast("int64"), y), added_at,
-        lambda found: found.grid(2) > 1,
+        lambda found: found.grid(1) > 1,
         [((4, 4), (16384, 4), (16384, 4)), ((5, 3), (21847, 3), (21847, 3))],
         [((4, 4), (16383, 4), (16383, 4))], ("float32", "uint8", "float32"),
     ),
