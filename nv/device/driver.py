@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, NotSupported, UgpuError
+from ugpu.hcq.state.clock import Work
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.telemetry import Sensor
@@ -347,8 +348,10 @@ class NvDriver(WorkHolder):
         self.pause(limit_s)
 
     def doze(self, limit_s: float) -> None:
-        """Sleep for a while during a wait that is not short, at most `limit_s`."""
-        self.clock.sleep(min(limit_s, self.grown_s))
+        """Sleep for a while during a wait that is not short, at most `limit_s`; longest where a
+        model translates a kernel, which takes tens of milliseconds of the processor."""
+        translating = self.clock.work() is Work.TRANSLATION
+        self.clock.sleep(min(limit_s, _LONGEST_PAUSE_S if translating else self.grown_s))
 
     @property
     def grown_s(self) -> float:

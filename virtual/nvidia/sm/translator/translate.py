@@ -67,6 +67,15 @@ def _handlers() -> tuple[dict[str, Handler], dict[str, Handler], dict[str, Handl
     return floats.handlers(), integer.handlers(), common
 
 
+@cache
+def _calm() -> frozenset[Handler]:
+    """Return the emitters that touch neither memory nor other lanes, or settle faults before."""
+    of_floats, of_integers, common = _handlers()
+    modules = (bits, convert, memory, moves, transcendental, video, video_scalar)
+    found = {common[name] for module in modules for name in module.handlers()}
+    return frozenset((*found, *of_floats.values(), *of_integers.values()))
+
+
 def handler_of(i: Instruction) -> Handler | None:
     """Return the emitter of an instruction.
 
@@ -138,6 +147,7 @@ def translate(
         flow.gather(number)
         for instruction in block.code:
             emit(k, instruction)
+        k.settle()
         flow.finish(number)
     ir, size = module_of(k, graph, flow, NAME)
     seen = stepping.placed(k) if stepped else None
@@ -152,6 +162,8 @@ def emit(k: Kernel, i: Instruction) -> None:
     handler = handler_of(i)
     if handler is None:
         raise k.unsupported()
+    if handler not in _calm():
+        k.settle()
     k.guard = None
     if i.guard is not None:
         value = k.register(i.guard)
