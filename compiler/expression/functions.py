@@ -187,7 +187,7 @@ def exp(x: Value) -> Value:
 def _exp_of(x: Value) -> Value:
     """e**x for -105 <= x <= 89 or NaN."""
     shifted, rest = _exp_parts(x, TWO_STEPS)
-    return _scaled(polynomial(rest, EXP), shifted)
+    return scaled(polynomial(rest, EXP), shifted)
 
 
 def _exp_parts(x: Value, bias: float) -> tuple[Value, Value]:
@@ -197,7 +197,7 @@ def _exp_parts(x: Value, bias: float) -> tuple[Value, Value]:
     return shifted, fma(count, -LN2_LOW, fma(count, -LN2_HIGH, x))
 
 
-def _scaled(series: Value, shifted: Value) -> Value:
+def scaled(series: Value, shifted: Value) -> Value:
     """Return series * 2**n in two steps, so that results may be subnormal or infinite. shifted:
     SHIFTER + TWO_STEPS + n, -TWO_STEPS < n < 256; the bias gives each step half of its own."""
     bits = as_bits(shifted)
@@ -245,7 +245,7 @@ def exp2(x: Value) -> Value:
     x = clamp(x, -151.0, 129.0)
     shifted = add(x, SHIFTER + TWO_STEPS)
     rest = sub(x, sub(shifted, SHIFTER + TWO_STEPS))
-    return _scaled(polynomial(rest, EXP2), shifted)
+    return scaled(polynomial(rest, EXP2), shifted)
 
 
 def mantissa_of(x: Value) -> tuple[Value, Value]:
