@@ -68,6 +68,8 @@ TWO_STEPS = 254  # twice the bias of an exponent
 EXP = (1.38182973e-3, 8.3685331e-3, 4.16682921e-2, 1.66665226e-1, 4.9999994e-1, 1.0, 1.0)
 EXP2 = (1.53264627e-4, 1.33908063e-3, 9.61850583e-3, 5.55035993e-2, 2.40226477e-1, 6.93147182e-1,
         1.0)  # fmt: skip
+# (2 atanh(s / 2) / s - 1) / s^2 by s^2, up to 4/9; error 2**-27
+ATANH = (5.47015399e-4, 2.18773074e-3, 1.25067001e-2, 8.3333023e-2)
 RARE = "rare"  # arg of a "where"
 HUGE_ANGLE = 131072.0  # larger angles are reduced by integer arithmetic
 
@@ -201,11 +203,11 @@ def scaled(series: Value, shifted: Value) -> Value:
     """Return series * 2**n in two steps, so that results may be subnormal or infinite. shifted:
     SHIFTER + TWO_STEPS + n, -TWO_STEPS < n < 256; the bias gives each step half of its own."""
     bits = as_bits(shifted)
-    half = _to_exponent(binary("shr", bits, const(1, int32)))
-    return mul(mul(series, as_float(half)), as_float(sub(_to_exponent(bits), half)))
+    half = to_exponent(binary("shr", bits, const(1, int32)))
+    return mul(mul(series, as_float(half)), as_float(sub(to_exponent(bits), half)))
 
 
-def _to_exponent(bits: Value) -> Value:
+def to_exponent(bits: Value) -> Value:
     """Return the lowest bits of an integer, in the place of a float32's exponent and sign."""
     return binary("shl", bits, const(SINGLE.fraction, int32))
 
@@ -213,15 +215,25 @@ def _to_exponent(bits: Value) -> Value:
 def exp_below(x: Value) -> Value:
     """Return e**x for x <= 0 or NaN, in fewer steps; results below the normal numbers are zero."""
     shifted, rest = _exp_parts(x, 0.0)
-    power = as_float(binary("add", _to_exponent(as_bits(shifted)), const(127 << 23, int32)))
+    power = as_float(binary("add", to_exponent(as_bits(shifted)), const(127 << 23, int32)))
     return where(less(x, -87.0), const(0, float32), mul(polynomial(rest, EXP), power))
+
+
+def softplus(x: Value) -> Value:
+    """Return log(1 + e**x): the larger of x and 0, and log(1 + t) for t = e**-|x|."""
+    below = unary("neg", absolute(x))
+    falling = _exp_of(binary("max", below, real(-105.0)))
+    double = div(add(falling, falling), add(falling, 2.0))  # log(1 + t) = 2 atanh(double / 2)
+    square = mul(double, double)
+    more = fma(mul(double, square), polynomial(square, ATANH), double)
+    return add(binary("max", x, real(0.0)), more)
 
 
 def _half_exp(x: Value) -> Value:
     """Return e**x / 2 for x >= 0 or NaN."""
     shifted, rest = _exp_parts(binary("min", x, real(89.5)), 0.0)
     # a quarter of the power, which is a float32 for all x, and twice the series
-    quarter = as_float(binary("add", _to_exponent(as_bits(shifted)), const(125 << 23, int32)))
+    quarter = as_float(binary("add", to_exponent(as_bits(shifted)), const(125 << 23, int32)))
     return mul(polynomial(rest, [2 * each for each in EXP]), quarter)
 
 
@@ -235,7 +247,7 @@ def expm1(x: Value) -> Value:
     )
     series = fma(mul(rest, rest), series, rest)  # e**rest - 1
     # 2**(count - 1), since 2**count may be too large: e**x - 1 = 2**count * series + 2**count - 1
-    half = as_float(binary("add", _to_exponent(as_bits(shifted)), const(126 << 23, int32)))
+    half = as_float(binary("add", to_exponent(as_bits(shifted)), const(126 << 23, int32)))
     result = mul(fma(series, half, sub(half, 0.5)), 2.0)
     return where(less(absolute(x), 2.0**-30), x, result)
 
@@ -285,6 +297,13 @@ def _log_parts(x: Value) -> tuple[Value, Value]:
     return cast(exponent, float32), _log_of(sub(mantissa, 1.0))
 
 
+def log_of_normal(x: Value) -> Value:
+    """Return the natural logarithm of a positive number that is neither subnormal nor infinite."""
+    exponent, mantissa = _normal_mantissa(x)
+    count, rest = cast(exponent, float32), _log_of(sub(mantissa, 1.0))
+    return fma(count, LN2_HIGH, fma(count, LN2_LOW, rest))
+
+
 def log_specials(x: Value, result: Value) -> Value:
     """Return a logarithm's result for a positive x, or its limit for any other."""
     result = where(less(x, math.inf), result, x)  # infinity and NaN are their own
@@ -318,7 +337,7 @@ def log_of_sum(base: Value, more: Value) -> Value:
     lost = add(sub(base, sub(total, part)), sub(more, part))  # Knuth's two-sum
     exponent, mantissa = _normal_mantissa(total)  # a sum with 1 is zero or at least 2**-24
     biased = binary("max", sub(const(127, int32), exponent), const(0, int32))
-    inverse = as_float(_to_exponent(biased))  # 2**-e
+    inverse = as_float(to_exponent(biased))  # 2**-e
     rest = _log_of(fma(lost, inverse, sub(mantissa, 1.0)))
     count = cast(exponent, float32)
     result = fma(count, LN2_HIGH, fma(count, LN2_LOW, rest))
@@ -452,14 +471,14 @@ def tanh(x: Value) -> Value:
         [-6.27423916e-3, 2.10716777e-2, -5.38523085e-2, 1.33325860e-1, -3.33333164e-1],
     )
     small = fma(mul(series, square), size, size)
-    bounded = where(less(real(10.0), size), real(10.0), size)  # NaN stays
+    bounded = binary("min", size, real(10.0))
     shifted = fma(bounded, 2 * LOG2_E, SHIFTER)
     rest = fma(sub(shifted, SHIFTER), -math.log(2) / 2, bounded)
     series = polynomial(
         rest,
         [8.85550958e-2, 2.67996949e-1, 6.66691717e-1, 1.33331353, 1.99999968, 2.00000007, 1.0],
     )  # e**(2 * rest)
-    half = as_float(binary("add", _to_exponent(as_bits(shifted)), const(126 << 23, int32)))
+    half = as_float(binary("add", to_exponent(as_bits(shifted)), const(126 << 23, int32)))
     large = sub(real(1.0), div(real(1.0), fma(series, half, 0.5)))  # 1 - 2 / (e**2x + 1)
     return with_sign(where(less(size, 0.55), small, large), x)
 
