@@ -59,6 +59,8 @@ class Kernel(Lanes):
         self.stored: Container[str] = facts.stored  # registers with a value outside of their block
         self.block = 0
         self.divergent = False
+        self.running = ""  # where `enter` has read them, the lanes as i32, and each as i1
+        self.running_lanes: Value | None = None
         self.guard: Value | None = None
         self.now: Instruction | None = None
         self.helpers: dict[str, str] = {}  # functions of this module, by name
@@ -189,7 +191,7 @@ class Kernel(Lanes):
             value = self.scalar(value)
         mask = self.guard
         if not uniform and self.divergent and operand.name in self.facts.kept[self.block]:
-            active = self.from_bits(self.active())
+            active = self.running_lanes or self.from_bits(self.active())
             mask = active if mask is None else self.op("and", active, mask)
         if mask is not None:
             mask = self.scalar(mask) if uniform else mask
@@ -220,7 +222,13 @@ class Kernel(Lanes):
         """Return the running lanes as i32."""
         if self.full and not self.divergent:
             return "-1"
-        return self.value("load i32, ptr %active")
+        return self.running or self.value("load i32, ptr %active")
+
+    def enter(self) -> None:
+        """Read the running lanes, which stay the same up to the block's end."""
+        active = self.active()
+        if active != "-1":
+            self.running, self.running_lanes = active, self.from_bits(active)
 
     def mask(self) -> str:
         """Return the lanes that execute the instruction, as i32."""

@@ -144,7 +144,9 @@ def translate(
         k.outlines = quick or count > _VERY_MANY or (count > _MANY and number not in looped)
         k.begin(f"b{number}")
         k.block, k.divergent = number, facts.divergent[number]
+        k.running, k.running_lanes = "", None
         flow.gather(number)
+        k.enter()
         for instruction in block.code:
             emit(k, instruction)
         k.settle()

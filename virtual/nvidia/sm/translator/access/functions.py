@@ -87,10 +87,11 @@ def _functions() -> Iterator[tuple[str, str, Kernel]]:
             e.do("ret void")
             yield name, f"void @{name}({lanes}, i32 %index)", e
     for size in memory.UNIFORM_SIZES:
-        e, name = _emitter("ptr"), memory.name_of("host", "global", size)
-        host = memory.host_quickly(e, "global", Value("%where", "i64", True), size)
-        e.do(f"ret ptr {host}")
-        yield name, f"ptr @{name}(ptr %context, i64 %where, i32 %index)", e
+        for space in memory.OUTLINED_SPACES:
+            e, name = _emitter("ptr"), memory.name_of("host", space, size)
+            host = memory.host_quickly(e, space, Value("%where", "i64", True), size, "%lanes")
+            e.do(f"ret ptr {host}")
+            yield name, f"ptr @{name}(ptr %context, i64 %where, i32 %lanes, i32 %index)", e
 
 
 def _load_units(space: str, unit: int, count: int, lanes: str) -> tuple[str, str, Kernel]:

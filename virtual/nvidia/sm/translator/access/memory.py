@@ -268,22 +268,29 @@ def store_quickly(
 
 def _uniform_host(k: Kernel, space: str, where: Value, size: int, mask: str) -> str:
     """Return the host address of data that all lanes load, for the lanes in `mask`."""
+    alone = "shared" if space == "shared" else "global"
+    if k.outlines and k.guard is None and space in ("shared", "global", "const", "param"):
+        name = name_of("host", alone, size)
+        return _outlined(k, "ptr", name, ("i64", where.text), ("i32", mask))
     if space in ("global", "const", "param") and mask == "-1":
-        if not k.outlines:
-            return host_quickly(k, space, where, size)
-        return _outlined(k, "ptr", name_of("host", "global", size), ("i64", where.text))
-    hosts = resolve(k, space, where, size, False, mask)
+        return host_quickly(k, space, where, size, mask)
+    return _first_host(k, resolve(k, space, where, size, False, mask), mask)
+
+
+def _first_host(k: Kernel, hosts: str, mask: str) -> str:
+    """Return the address of the first lane in a mask."""
     first = k.call("i32", "llvm.cttz.i32", ("i32", mask), ("i1", "false"))
     lane = k.value(f"and i32 {first}, 31")
     one = k.value(f"extractelement {WIDE} {hosts}, i32 {lane}")
     return k.value(f"inttoptr i64 {one} to ptr")
 
 
-def host_quickly(k: Kernel, space: str, where: Value, size: int) -> str:
-    """Return the host address of data that all lanes load: fast if the translation is known and the
+def host_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> str:
+    """Return the host address of data that the lanes of a mask load: fast if the translation is known and the
     address is aligned."""
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
-    good, host = hit(k, where.text, size, False)
+    found = _in_shared(k, where.text, size) if space == "shared" else None
+    good, host = found or hit(k, where.text, size, False)
     low = k.value(f"and i64 {where.text}, {size - 1}")
     straight = k.value(f"icmp eq i64 {low}, 0")
     both = k.value(f"and i1 {good}, {straight}")
@@ -292,9 +299,7 @@ def host_quickly(k: Kernel, space: str, where: Value, size: int) -> str:
     k.lines.append(f"{fast}:")
     k.do(f"br label %{done}")
     k.lines.append(f"{slow}:")
-    hosts = resolve(k, space, where, size, False, "1")
-    one = k.value(f"extractelement {WIDE} {hosts}, i32 0")
-    other = k.value(f"inttoptr i64 {one} to ptr")
+    other = _first_host(k, resolve(k, space, where, size, False, mask), mask)
     last = last_label(k)
     k.do(f"br label %{done}")
     k.lines.append(f"{done}:")
