@@ -286,8 +286,8 @@ def _first_host(k: Kernel, hosts: str, mask: str) -> str:
 
 
 def host_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> str:
-    """Return the host address of data that the lanes of a mask load: fast if the translation is known and the
-    address is aligned."""
+    """Return the host address of data that the lanes of a mask load: fast if the translation is
+    known and the address is aligned."""
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
     found = _in_shared(k, where.text, size) if space == "shared" else None
     good, host = found or hit(k, where.text, size, False)
