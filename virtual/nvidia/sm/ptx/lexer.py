@@ -13,7 +13,7 @@ from ugpu.hcq.errors import BadCodeObject
 # A plain instruction on one line is one token: `@%p1 add.s32 %r1, %r2, 5;`, with operands that are
 # names, numbers, addresses and vectors.
 _PLAIN = (
-    r"(?:@!?%[a-z]+\d+[ \t]+)?[a-z]\w*(?:\.[\w:]+)+[ \t]+"
+    r"(?:@!?%?[\w$]+[ \t]+)?[a-z]\w*(?:\.[\w:]+)+[ \t]+"
     r"(?:[-%\w.$+\[\]]+|\{[-%\w.$+\[\], ]*\})(?:,[ \t]*(?:[-%\w.$+\[\]]+|\{[-%\w.$+\[\], ]*\}))*;"
 )
 _TOKEN = re.compile(

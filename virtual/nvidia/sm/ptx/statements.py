@@ -168,9 +168,11 @@ class Body:
         self._function.labels[token.text] = len(self._function.body)
 
     def _plain(self, token: Token, guard: Register | None = None, negated: bool = False) -> None:
-        """Read an instruction that is one token. guard: read before it, if any."""
+        """Read an instruction that is one token, whose guard may have been one of its own."""
         opcode, rest = token.text[:-1].split(None, 1)
         if opcode[0] == "@":
+            if guard is not None:
+                raise bad(token.line, f"unexpected {token.text!r}")
             negated = opcode[1] == "!"
             guard = self._guard(self._remembered(opcode[1 + negated :], token.line), token.line)
             opcode, rest = rest.split(None, 1)
@@ -214,13 +216,12 @@ class Body:
         if cursor.take("@"):
             negated = cursor.take("!")
             guard = self._guard(self._named(cursor.peek, cursor.name()), cursor.peek.line)
-        token = cursor.peek
-        if token.kind == "plain" and not token.text.startswith("@"):
-            self._plain(cursor.next(), guard, negated)
+        token = cursor.next()
+        if token.kind == "plain":
+            self._plain(token, guard, negated)
             return
         if token.kind != "name" or token.text.startswith("%"):
             raise bad(token.line, f"unexpected {token.text!r}")
-        cursor.next()
         modifiers = []
         while cursor.peek.kind == "dot":
             modifiers.append(cursor.next().text[1:])
