@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from ugpu.hcq.errors import UgpuError
-from ugpu.hcq.objects import jit, recompile
+from ugpu.hcq.objects import jit, recompile, stack
 from ugpu.hcq.objects.elf import undefined_names
 from ugpu.hcq.state.config import config
 from ugpu.virtual.shader.library import Library
@@ -78,6 +78,7 @@ class Code:
         address: of the function to call; changes once. Both versions stay in memory, because a call
             of the first may be under way.
         mark: the first address, which identifies the kernel.
+        frame: bytes of stack that the function takes; a first version takes more than its second.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Code:
         self._second = second
         self._calls = undefined_names(image) if second is not None else []
         self._launches = 0
+        self.frame = stack.frame_of(image, versions.name)
         self.address = self.mark = self._loaded[0].address(versions.name)
 
     def launched(self, spent_s: float) -> None:

@@ -77,8 +77,6 @@ class Nvidia:
         return [(self.register, _as(lines, part, "i32", self.register)) for part in parts]
 
 
-
-
 class Ptx(Nvidia):
     """An instruction for which LLVM has no intrinsic, in the words of PTX; totals in float32."""
 

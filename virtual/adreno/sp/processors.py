@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ugpu.hcq.device.debugging import Debugger
 from ugpu.hcq.errors import NotSupported
-from ugpu.hcq.objects import jit, stack
+from ugpu.hcq.objects import stack
 from ugpu.virtual.adreno.isa.decoder.table import table
 from ugpu.virtual.adreno.shader import Dispatch, Ending, Outcome, ShaderMemory
 from ugpu.virtual.adreno.sp.delays import behind_predication
@@ -18,13 +18,14 @@ from ugpu.virtual.adreno.sp.hazards import violations
 from ugpu.virtual.adreno.sp.program import INSTRUCTION, Program, fetched, load
 from ugpu.virtual.adreno.sp.runtime import layout
 from ugpu.virtual.adreno.sp.runtime.launch import BadDispatch, Launch
-from ugpu.virtual.adreno.sp.runtime.library import SOURCES, launch_address
+from ugpu.virtual.adreno.sp.runtime.library import LAUNCH, SOURCES, functions
 from ugpu.virtual.adreno.sp.runtime.stepping import Stepping
 from ugpu.virtual.adreno.sp.runtime.worker import Run, Worker
 from ugpu.virtual.adreno.sp.translator.translate import Shape, translate
 from ugpu.virtual.shader.memory import Abort, place_of
 from ugpu.virtual.shader.threads import waves
 from ugpu.virtual.shader.threads.executor import Executor, Recent
+from ugpu.virtual.shader.versions import Code, Versions
 
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _KERNEL = "ugpu_ir3_kernel"
@@ -56,8 +57,7 @@ class Kernel:
     """A program translated for one shape. here: whether a usual thread's stack is large enough for
     it."""
 
-    code: jit.Loaded
-    address: int
+    code: Code
     shape: Shape
     here: bool
 
@@ -91,7 +91,9 @@ class Processors(Executor[Worker, Outcome]):
         self._private_slots = private_slots
         self._sources: Recent[tuple[object, ...], Source] = Recent()
         self._kernels: Recent[tuple[str, Shape], Kernel] = Recent()
-        self._launch = _LAUNCH(launch_address(cache))
+        library = functions(cache)
+        self._launch = _LAUNCH(library.address(LAUNCH))
+        self._versions = Versions(SOURCES, self._objects, _KERNEL, library)
 
     def _worker(self, number: int) -> Worker:
         return Worker(self._keep)
@@ -114,10 +116,13 @@ class Processors(Executor[Worker, Outcome]):
         run = Run(dispatch, launch, source.program, memory, abort)
         work = partial(self._work, kernel=kernel, run=run, source=source)
         most = self._worker_count(dispatch, launch, kernel)
-        return self._execute(run, work, kernel.address, launch.groups, most, here=kernel.here)[0]
+        mark = kernel.code.mark
+        worst, spent = self._execute(run, work, mark, launch.groups, most, here=kernel.here)
+        kernel.code.launched(spent)
+        return worst
 
     def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
-        if self._alone(kernel.address, launch.groups, launch.waves):
+        if self._alone(kernel.code.mark, launch.groups, launch.waves):
             return 1
         count = min(self._size, launch.groups)
         return min(count, self._private_slots) if dispatch.private_size else count
@@ -129,7 +134,7 @@ class Processors(Executor[Worker, Outcome]):
         worker.prepare(run, number)
         if self._stepping is not None:
             self._stepping.enter(worker, run, source.digest)
-        code = self._launch(place_of(worker.context), kernel.address)
+        code = self._launch(place_of(worker.context), kernel.code.address)
         if code == waves.FINISHED:
             return Outcome(Ending.DONE, violations=source.rules)
         if code == waves.ABORTED:
@@ -169,21 +174,18 @@ class Processors(Executor[Worker, Outcome]):
 
         stepped = self._stepping is not None
 
-        def make() -> bytes:
-            ir, _ = translate(source.program, shape, _KERNEL, stepped=stepped, keep=self._keep)
-            small = len(source.program.by_index) <= _MOST_CAREFUL
-            return jit.compile_object(ir, jit.LIMITED, int(small))
+        def ir() -> str:
+            return translate(source.program, shape, _KERNEL, stepped=stepped, keep=self._keep)[0]
 
         kind = "stepped" if stepped else "kept" if self._keep else "kernel"
-        image = self._objects.made(jit.key_of(SOURCES, kind, source.digest, repr(shape)), make)
-        frame = stack.frame_of(image, _KERNEL)
-        if frame > stack.DEEPEST:
+        both = not stepped and len(source.program.by_index) <= _MOST_CAREFUL
+        code = self._versions.code(ir, kind, source.digest, repr(shape), both=both)
+        if code.frame > stack.DEEPEST:
             raise NotSupported(
                 "the kernel has too much code for the virtual shader processors",
-                stack=frame, limit=stack.DEEPEST,
+                stack=code.frame, limit=stack.DEEPEST,
             )  # fmt: skip
-        code = jit.Loaded(image)
-        kernel = Kernel(code, code.address(_KERNEL), shape, frame <= stack.USUAL)
+        kernel = Kernel(code, shape, code.frame <= stack.USUAL)
         return self._kernels.put((source.digest, shape), kernel)
 
 

@@ -75,6 +75,6 @@ _PARTS: tuple[Part, ...] = (
 
 
 @cache
-def launch_address(folder: Path | None) -> int:
-    """Return the address of the launch function; offer the other functions to the linker."""
-    return Library(SOURCES, folder, "runtime", _PARTS).address(LAUNCH)
+def functions(folder: Path | None) -> Library:
+    """Return the functions, of which LAUNCH runs a dispatch; offer them to the linker."""
+    return Library(SOURCES, folder, "runtime", _PARTS)
