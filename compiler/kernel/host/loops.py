@@ -22,6 +22,7 @@ from ugpu.compiler.kernel.shared.kernels import kernel_over, stores
 from ugpu.hcq.state.target import TargetSpec
 
 ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
+TESTED = 1024  # elements tested for rare values at once; more of them would leave the nearest cache
 ABREAST = 4  # elements of a row up to which LLVM's vectors hold elements of several rows
 
 
@@ -83,6 +84,10 @@ def _line(
     """Return the loop over a line of results; with branches two loops, if they rarely need some
     values."""
     size = line("").last.size
+    if branches and size > TESTED:
+        part = Range("part", -(-size // TESTED))
+        shorter = partial(_part_of, line, part.index() * TESTED)
+        return [Loop(part, tuple(_line(computation, batch, shorter, branches)))]
 
     def loop(name: str, root: Value) -> Statement:
         along = line(f"j{name}")
@@ -95,6 +100,17 @@ def _line(
     if rare is None:
         return [loop("", computation.value)]
     return rare.branched(batch, line, loop)
+
+
+def _part_of(line: Callable[[str], Walk], first: Index, name: str) -> Walk:
+    """Return the loop over TESTED elements of a line, from `first` on."""
+    whole = line(name)
+    ((counter, bound),) = whole.loops
+    near = Range(name, TESTED)
+    moved = {counter: first + near.index()}
+    places = {each: index.substitute(moved) for each, index in whole.places.items()}
+    left = (constant(counter.size) if bound is None else bound) - first
+    return Walk(((near, left),), whole.position.substitute(moved), places)
 
 
 def _looks_up(root: Value, along: Range) -> bool:
