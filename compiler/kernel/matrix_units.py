@@ -210,15 +210,11 @@ GROUP_UNITS: Mapping[str, GroupUnit] = {
 
 def find_group_unit(family: str, element: DType, total: DType) -> GroupUnit | None:
     """Return the unit of four waves that sums products of `element` in `total`, or None."""
-    for unit in GROUP_FAMILIES.get(family, ()):
-        if unit.element is element and unit.total is total:
-            return unit
-    return None
+    units = GROUP_FAMILIES.get(family, ())
+    return next((u for u in units if u.element is element and u.total is total), None)
 
 
 def find_unit(family: str, element: DType, total: DType) -> MatrixUnit | None:
     """Return the unit of a family that sums products of `element` in `total`, or None."""
-    for unit in FAMILIES.get(family, ()):
-        if unit.element is element and unit.total is total:
-            return unit
-    return None
+    units = FAMILIES.get(family, ())
+    return next((u for u in units if u.element is element and u.total is total), None)

@@ -56,7 +56,7 @@ from ugpu.compiler.kernel.ir import (
 )
 from ugpu.compiler.kernel.matrix_units import MatrixUnit
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
-from ugpu.compiler.kernel.shared.spread import lanes_of, pack, store
+from ugpu.compiler.kernel.shared.spread import lanes_of, pack, stored
 from ugpu.compiler.pattern.online import Online, widened
 
 TURNED = 4  # keys that a thread joins if the memory of values runs across
@@ -384,13 +384,7 @@ class _OnUnits:
                 several[memory].append(result)
         stores: list[Statement] = []
         for memory, values in several.items():
-            position = computation.position
-            if position.coefficient(parts.columns) == 1:
-                at = position.substitute({**places, parts.columns: base})
-                stores.append(store(memory, at, values))
-                continue
-            for i, each in enumerate(values):
-                at = position.substitute({**places, parts.columns: base + i})
-                stores.append(Store(memory, at, each))
+            position = computation.position.substitute(places)
+            stores += stored(memory, position, parts.columns, base, values)
         inside = both(in_rows, at_least_zero(constant(parts.columns.size - width) - base))
         return guarded(inside, *stores)

@@ -41,7 +41,7 @@ from ugpu.compiler.kernel.ir import (
     thread_range,
 )
 from ugpu.compiler.kernel.shared.kernels import kernel_over, stores
-from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
+from ugpu.compiler.kernel.shared.spread import spread, stored, unit_stride, vector_width
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.hcq.state.target import TargetSpec
 
@@ -323,12 +323,5 @@ class _ByLanes:
             return [*statements, Store(stage.total, constant(0), joined)]
         position = self.computation.position.substitute(places)
         for output, part in self.computation.results(root):
-            results = values(part, False)
-            if width > 1 and position.coefficient(lane) == 1:
-                first = position.substitute({lane: constant(0)})
-                statements.append(store(output, first, results))
-                continue
-            for index, value in enumerate(results):
-                here = position.substitute({lane: constant(index)})
-                statements.append(Store(output, here, value))
+            statements += stored(output, position, lane, constant(0), values(part, False))
         return statements

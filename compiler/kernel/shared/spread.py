@@ -90,6 +90,17 @@ def store(memory: Memory, index: Index, values: list[Value]) -> Store:
     return Store(memory, index, pack(values))
 
 
+def stored(
+    memory: Memory, position: Index, along: Range, first: Index, values: list[Value]
+) -> list[Store]:
+    """Return the stores of neighbouring elements of a range: one, if they are neighbours in
+    memory."""
+    if position.coefficient(along) == 1:
+        return [store(memory, position.substitute({along: first}), values)]
+    places = (position.substitute({along: first + lane}) for lane in range(len(values)))
+    return [Store(memory, place, each) for place, each in zip(places, values, strict=True)]
+
+
 def unit_stride(root: Value, variable: Range) -> bool:
     """Return whether the range walks through memory element by element in some load of `root`."""
     return any(
