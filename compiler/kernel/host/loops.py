@@ -18,7 +18,15 @@ from ugpu.compiler.kernel.choices import Chunk, Space
 from ugpu.compiler.kernel.host.nest import CHUNK, LINE, Axis, Nest, Rows, Walk
 from ugpu.compiler.kernel.host.rare import find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, group_range, nested
+from ugpu.compiler.kernel.ir import (
+    Kernel,
+    Loop,
+    Prefetch,
+    Statement,
+    group_range,
+    guarded,
+    nested,
+)
 from ugpu.compiler.kernel.shared.kernels import kernel_over, stores
 from ugpu.hcq.state.target import TargetSpec
 
@@ -66,7 +74,7 @@ def elementwise(
         named = partial(_named, count, start)
         loops = _line(part, places, named, rare is not None and stop - start >= LINE)
         where = substitute_all(inside(section), places)
-        inner += [If(where, tuple(loops))] if where else loops
+        inner += guarded(where, *loops)
     return rows.kernel(nested(between, *inner))
 
 
@@ -181,7 +189,6 @@ def rows_of(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
 
 def assign(computation: Computation, places: dict[Range, Index]) -> tuple[Statement, ...]:
     """Return the stores of all results at `places`."""
+    allowed = () if computation.chosen is None else computation.chosen.allowed
     results = stores(computation, computation.value, places)
-    if computation.chosen is None or not computation.chosen.allowed:
-        return results
-    return (If(substitute_all(computation.chosen.allowed, places), results),)
+    return guarded(substitute_all(allowed, places), *results)
