@@ -5,25 +5,42 @@ A group is a chunk of work for one thread. The innermost loop runs over neighbou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
 from ugpu.compiler.expression.computation import Computation, elements, places_at
+from ugpu.compiler.expression.elementary import cost
 from ugpu.compiler.expression.lookup import Lookup, atoms
-from ugpu.compiler.expression.value import Value, indices_of
+from ugpu.compiler.expression.value import Load, Value, indices_of, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
 from ugpu.compiler.kernel.host.nest import CHUNK, LINE, Axis, Nest, Rows, Walk
 from ugpu.compiler.kernel.host.rare import find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
-from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, group_range, guarded, nested
+from ugpu.compiler.kernel.ir import (
+    Kernel,
+    Loop,
+    Prefetch,
+    Statement,
+    group_range,
+    guarded,
+    nested,
+)
 from ugpu.compiler.kernel.shared.kernels import kernel_over, stores
 from ugpu.hcq.state.target import TargetSpec
 
 ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
+AHEAD = 512  # elements that are read into the nearest cache while those before are computed
+FAR = 16 * AHEAD  # elements of a line from which on that pays
+HEAVY = 36  # instructions of an element (`cost`) from which on it does
+MOST = 4  # reads of an element
+CACHE_LINE = 64  # bytes
 TESTED = 1024  # elements tested for rare values at once; more of them would leave the nearest cache
 ABREAST = 4  # elements of a row up to which LLVM's vectors hold elements of several rows
+
+
+Line = Callable[[str], Walk]  # the loop over a line, by the name of its counter
 
 
 def space() -> Space:
@@ -73,21 +90,26 @@ def _counted(outer: tuple[Range, ...], last: Range) -> tuple[Range, ...]:
     return outer
 
 
-def _named(line: Callable[[str], Walk], start: int, name: str) -> Walk:
+def _named(line: Line, start: int, name: str) -> Walk:
     return line(f"{name}{start}")
 
 
 def _line(
-    computation: Computation, batch: Mapping[Range, Index], line: Callable[[str], Walk],
+    computation: Computation, batch: Mapping[Range, Index], line: Line,
     branches: bool,
 ) -> list[Statement]:  # fmt: skip
     """Return the loop over a line of results; with branches two loops, if they rarely need some
     values."""
     size = line("").last.size
     if branches and size > TESTED:
-        part = Range("part", -(-size // TESTED))
-        shorter = partial(_part_of, line, part.index() * TESTED)
-        return [Loop(part, tuple(_line(computation, batch, shorter, branches)))]
+        return [_in_parts(line, TESTED, lambda part: _line(computation, batch, part, branches))]
+    if not branches and size >= FAR and (reads := _heavy_reads(computation)):
+
+        def read_before(part: Line) -> list[Statement]:
+            ahead = _ahead(reads, batch, part("ahead"))
+            return [*ahead, *_line(computation, batch, part, branches)]
+
+        return [_in_parts(line, AHEAD, read_before)]
 
     def loop(name: str, root: Value) -> Statement:
         along = line(f"j{name}")
@@ -102,15 +124,54 @@ def _line(
     return rare.branched(batch, line, loop)
 
 
-def _part_of(line: Callable[[str], Walk], first: Index, name: str) -> Walk:
-    """Return the loop over TESTED elements of a line, from `first` on."""
+def _in_parts(line: Line, length: int, body: Callable[[Line], list[Statement]]) -> Loop:
+    """Return the loop over parts of a line, and the statements for each."""
+    part = Range("part", -(-line("").last.size // length))
+    return Loop(part, tuple(body(partial(_part_of, line, length, part.index() * length))))
+
+
+def _part_of(line: Line, length: int, first: Index, name: str) -> Walk:
+    """Return the loop over `length` elements of a line, from `first` on."""
     whole = line(name)
     ((counter, bound),) = whole.loops
-    near = Range(name, TESTED)
+    near = Range(name, length)
     moved = {counter: first + near.index()}
     places = {each: index.substitute(moved) for each, index in whole.places.items()}
     left = (constant(counter.size) if bound is None else bound) - first
     return Walk(((near, left),), whole.position.substitute(moved), places)
+
+
+def _heavy_reads(computation: Computation) -> list[Value]:
+    """Return the loads of neighbouring elements, at most MOST, if what is computed of them takes so
+    many instructions that a processor does not begin to read them early enough by itself."""
+    last, nodes = computation.ranges[-1], list(walk(computation.value))
+    if sum(cost(node) for node in nodes) < HEAVY:
+        return []
+    reads = [node for node in nodes if node.op == "load" and _is_neighbours(node.arg, last)]
+    return reads if len(reads) <= MOST else []
+
+
+def _is_neighbours(access: Load, along: Range) -> bool:
+    """Return whether loads along a range are of neighbours in a parameter, without padding."""
+    if access.conditions or access.memory.space != "global":
+        return False
+    return access.index.linear(along) == (1,)
+
+
+def _ahead(
+    reads: Sequence[Value], batch: Mapping[Range, Index], along: Walk
+) -> Iterator[Statement]:
+    """Prefetch the part of a line after the one that `along` walks, as far as there is any."""
+    ((counter, left),) = along.loops
+    assert left is not None
+    for number, read in enumerate(reads):
+        step = CACHE_LINE // read.dtype.itemsize
+        lines = Range(f"{counter.name}{number}", -(-AHEAD // step))
+        moved = {counter: lines.index() * step + AHEAD}
+        places = {each: index.substitute(moved) for each, index in along.places.items()}
+        index = read.arg.index.substitute({**batch, **places})
+        bound = (left - AHEAD + (step - 1)) // step
+        yield Loop(lines, (Prefetch(read.arg.memory, index),), bound, rolled=True)
 
 
 def _looks_up(root: Value, along: Range) -> bool:

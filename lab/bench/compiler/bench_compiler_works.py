@@ -246,11 +246,24 @@ class _Works:
         """Elementary functions, softmax of long rows, attention of one row, orders of memory."""
         array = self.floats(4_000_000)
         results = []
-        for name in ("tanh", "sin", "exp", "sigmoid", "erf"):
+        for name in (
+            "tanh", "sin", "exp", "exp2", "expm1", "sinh", "sigmoid", "erf", "erfinv", "log",
+            "log2", "log1p",
+        ):  # fmt: skip
             called = methodcaller(name)
-            results += self.work(f"{name}, 4 million f32", [array], called, called)
+            given = array
+            if name.startswith("log"):
+                given = np.abs(array) + np.float32(0.1)
+            elif name == "erfinv":
+                given = np.tanh(array)
+            results += self.work(
+                f"{name}, 4 million f32", [given], called, called, numpy=getattr(np, name, None)
+            )
+        for name in ("softplus", "gelu"):
+            theirs = self.torch and getattr(self.torch.nn.functional, name)
+            results += self.work(f"{name}, 4 million f32", [array], methodcaller(name), theirs)
         above = np.abs(array) + np.float32(0.1)
-        results += self.work("pow, 4 million f32", [above, array], pow, pow)
+        results += self.work("pow, 4 million f32", [above, array], pow, pow, numpy=np.power)
         rows = self.floats(3, 1_000_003)
         results += self.work("softmax 3 x 1000003", [rows], _softmax, _softmax)
         heads = [self.floats(1, 32, rows, 64) for rows in (1, 1024, 1024)]

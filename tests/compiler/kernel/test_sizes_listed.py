@@ -106,7 +106,7 @@ NO_SIZES = {
     "kernel.host.online": "ZERO BEFORE LARGEST PART",
     "kernel.host.place": "ZERO",
     "kernel.host.rare": "FLAG",
-    "methods.derived.special": "LARGEST ERFC ERFINV_NEAR ERFINV_FAR",
+    "methods.derived.special": "LARGEST ERFC",
     "methods.functions": "SELU_ALPHA SELU_SCALE",
     "methods.losses": "IGNORED LOWEST_LOG",
     "methods.order.sorting": "LOW",

@@ -228,6 +228,26 @@ def test_gelu_keeps_its_digits_below_zero(cpu: Device) -> None:
     np.testing.assert_allclose(found, exact / (1 + np.exp(-bent)), rtol=4e-6)
 
 
+def test_inverse_of_the_error_function(cpu: Device) -> None:
+    random = np.random.default_rng(7)
+    near_one = 1 - np.exp(-random.uniform(0, 16.6, 1000))
+    size = np.concatenate(
+        [random.uniform(0, 1, 1000), near_one, np.exp(-random.uniform(0, 80, 200))]
+    )
+    values = np.concatenate([size, -size]).astype(np.float32)
+    values = values[np.abs(values) < 1]
+    found, exact = Tensor(values, device=cpu).erfinv().numpy(), values.astype(np.float64)
+    root = found.astype(np.float64)
+    for _ in range(3):  # Newton's method
+        root -= (_erf(root) - exact) * (math.sqrt(math.pi) / 2) * np.exp(root * root)
+    tiny = np.abs(exact) < 1e-6  # where erf in double precision would lose digits
+    check("erfinv", BOUNDS["erfinv"], found, np.where(tiny, exact * math.sqrt(math.pi) / 2, root))
+    special = np.array([0.0, -0.0, 1, -1, 1.0000001, -2, np.inf, -np.inf, np.nan], np.float32)
+    ends = Tensor(special, device=cpu).erfinv().numpy()
+    np.testing.assert_array_equal(ends[:4], [0, 0, np.inf, -np.inf])
+    assert np.signbit(ends[1]) and not np.signbit(ends[0]) and np.isnan(ends[4:]).all()
+
+
 # ---- functions of two numbers --------------------------------------------------------------------
 
 

@@ -115,6 +115,22 @@ LOOPS = (
         [((3, 5, 5, 9),), ((3, 5, 15, 9),), ((7, 5, 64, 9),)],
     ),
     Rule(
+        "kernel.host.loops", "AHEAD FAR HEAVY MOST CACHE_LINE",
+        lambda x: x.asinh(), np.arcsinh, lambda found: "prefetch" in found.text(),
+        [((8192,),), ((8193,),), ((16384 + 529,),), ((2, 8700),)], [((8191,),), ((81, 100),)],
+        tolerance=1e-6,
+    ),
+    Rule(
+        "kernel.host.loops", "AHEAD HEAVY",
+        lambda x: x.asinh(), np.arcsinh, lambda found: loops(found, "ahead0") == 32,
+        [((9000,),)], [((1000,),)], tolerance=1e-6,
+    ),
+    Rule(
+        "kernel.host.loops", "TESTED",
+        lambda x: x.sin(), np.sin, lambda found: loops(found, "part") > 0,
+        [((1025,),), ((16384 + 1030,),), ((2, 2047),)], [((1024,),), ((63,),)], tolerance=1e-6,
+    ),
+    Rule(
         "kernel.host.rows", "STREAMS MANY", lambda x: x.sum(1), lambda x: x.sum(1),
         lambda found: found.count("total") == 2,
         [((64, 8193),), ((66, 8200),)], [((62, 8193),), ((65, 8193),), ((64, 8192),)],
