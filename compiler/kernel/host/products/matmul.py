@@ -116,6 +116,7 @@ class _Blocked(Sides):
         tile = tile or asked.best()
         assert self.tiles is None or (tile.height, tile.vectors) == amx.PANEL, tile
         self.apart, self.in_place = asked.apart(tile), asked.in_place(tile)
+        self.ahead = asked.row > 0
         self.again = asked.again(tile)
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
@@ -246,7 +247,7 @@ class _Blocked(Sides):
             total = self.zero() if self.once else load(self.tile, place(down, vector), lanes=lanes)
             return total if self.excess is None else self.excess.taken_off(total, column, vector)
 
-        ahead = self.next_rows(row, step)
+        ahead = (*self.next_rows(row, step), *self.next_columns(row, column, step))
 
         def loop(inner: tuple[Statement, ...]) -> Loop:
             return Loop(step, (*ahead, *inner), self.steps_bound())
@@ -302,6 +303,12 @@ class _Blocked(Sides):
         rows = min(line, 1 << (self.height - 1).bit_length(), self.rows.axis.main.size)
         at = step.index()
         return (self.left.prefetch(row, at % line % rows, rows, at // line * line),)
+
+    def next_columns(self, row: Index, column: Index, step: Range) -> Iterator[Prefetch]:
+        """Begin to bring a part of the next panel of a far right factor that is read in place near,
+        at each step: rows that are far apart are what no prefetcher foresees."""
+        if isinstance(self.right, Direct) and self.ahead:
+            yield from self.right.ahead(row, self.tall // self.height, column, step.index())
 
     def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
         """Begin to bring what the panel's results need and where they go into the caches: parts of

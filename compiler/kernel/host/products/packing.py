@@ -3,7 +3,8 @@
     direct      -                          plain memory that each panel reads in place: of the left
                                            factor along the depth, or along the rows if a cache
                                            holds the slice; of the right one along the columns, of
-                                           which all panels are complete, for few panels of rows
+                                           which all panels are complete, for few panels of rows,
+                                           or more where it comes from beyond the second level
     again       -                          left factors that are the right one transposed, all of
                                            which is packed
     blocks      [block][row][step]         one panel of the left factor, for tile registers
@@ -104,6 +105,24 @@ class Direct:
         place = first + row
         access = substitute(self.value, {main: place, **self.depth.places(step)}).arg
         return Prefetch(access.memory, access.index)
+
+    def ahead(self, row: Index, rows: int, column: Index, step: Index) -> Iterator[Prefetch]:
+        """Yield prefetches of a step of the panel of columns after this one, if it is complete, of
+        which each of `rows` panels of rows takes a share. After the last panel of all columns
+        comes the first one, of the next slice."""
+        axis, depth = self.across.axis, self.depth
+        line = LINE // self.value.dtype.itemsize
+        lines = -(-self.size // line)
+        share = -(-lines // rows)
+        place = self.across.start * axis.unit + (column + 1) * self.size
+        if depth.axis.main.size % depth.count == 0:
+            start = depth.start + place // axis.size * depth.count
+            depth = replace(depth, start=start % depth.axis.main.size)
+        for number in range(share):
+            first = place + (row * share + number) % lines * line
+            places = axis.whole.places(first % axis.size)
+            access = substitute(self.value, {**places, **depth.places(step)}).arg
+            yield Prefetch(access.memory, access.index)
 
 
 Factor = Packed | Again | Direct

@@ -249,6 +249,32 @@ def test_left_factors_that_are_not_packed_are_read_inside(data: st.DataObject) -
                 assert wanted >= size or at == wanted * depth
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+@pytest.mark.parametrize("width", [16, 48, 64])
+def test_the_next_panel_is_fetched_line_by_line(width: int, rows: int) -> None:
+    """Of a right factor in place: all lines of the next panel, by panels of rows together; after
+    the last one the first of the next slice; never outside the array."""
+    panels, slices, steps = 4, 3, 5
+    columns, depth = panels * width, slices * steps
+    column, step = Range("column", columns), Range("step", depth)
+    factor = load(Memory("in", float32, columns * depth), step.index() * columns + column.index())
+    group, number = Range("group", 2, "group"), Range("slice", slices)
+    across = Part(Axis(column), group.index() * (columns // 2), columns // 2)
+    direct = Direct(factor, across, Part(Axis(step), number.index() * steps, steps), width)
+    row, panel, at = Range("row", rows), Range("panel", panels // 2), Range("at", steps)
+    fetches = list(direct.ahead(row.index(), rows, panel.index(), at.index()))
+    for here in range(panels * slices):
+        inside, tile = here % panels % 2, here % panels // 2
+        places = {"group": tile, "slice": here // panels, "panel": inside, "at": steps - 1}
+        found = {
+            fetch.index.evaluate({**places, "row": each}) for fetch in fetches
+            for each in range(rows)
+        }  # fmt: skip
+        following = (here + 1) % (panels * slices)
+        first = (following // panels * steps + steps - 1) * columns + following % panels * width
+        assert found == {first + line for line in range(0, width, 16)}
+
+
 @pytest.mark.parametrize(
     ("pitch", "most"), [(1024, 6), (2048, 6), (512, 12), (1032, 6 * 128), (1000, 6 * 128)]
 )

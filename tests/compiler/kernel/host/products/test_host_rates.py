@@ -83,21 +83,37 @@ def test_larger_caches_make_larger_slices() -> None:
     assert problem.cost(tile) < 0.95 * problem.cost(other)
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(32, 384, 1536), (16, 512, 2048)])
-def test_far_factors_are_packed_in_long_rows(rows: int, depth: int, columns: int) -> None:
-    """Weights from beyond the second-level cache are read once, and not a few lines of each row at
-    a time, where the third level is slow."""
+def _far(rows: int, depth: int, columns: int) -> tuple[Problem, Problem]:
+    """Weights that come from the second-level cache, and from beyond it."""
     target = TARGETS["Sapphire Rapids"]
     steps = -(-depth // -(-depth // slice_steps(target)))
     near = Problem(
-        Axis(Range("r", rows)), Axis(Range("c", columns)), 1, depth, steps, 4, 16, 32, 2,
+        Axis(Range("r", rows)), Axis(Range("c", columns)), 1, depth, steps, 4, 16, 32, 1,
         rates_of(target), direct_height=rows, in_lines=True,
     )  # fmt: skip
-    assert near.in_place(near.best())
-    far = dataclasses.replace(near, row=row_cost(target, depth * columns * 4))
+    return near, dataclasses.replace(near, row=row_cost(target, depth * columns * 4))
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(32, 384, 1536), (64, 256, 1024)])
+def test_far_factors_are_read_in_place(rows: int, depth: int, columns: int) -> None:
+    """Weights from beyond the second-level cache are not packed for up to some 100 rows, which read
+    them in lines that are prefetched."""
+    near, far = _far(rows, depth, columns)
+    assert near.row == 0 < far.row
+    tile = far.best()
+    assert far.in_place(tile)
+    assert tile.vectors > 1  # some lines of each row
+    assert rows > 32 or not near.in_place(Tile(tile.height, tile.vectors, rows, columns))
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(128, 384, 1536), (32, 384, 1500)])
+def test_far_factors_are_packed_in_long_rows(rows: int, depth: int, columns: int) -> None:
+    """Where many rows read them, or panels are incomplete, they are read once, and not a few lines
+    of each row at a time."""
+    target = TARGETS["Sapphire Rapids"]
+    _, far = _far(rows, depth, columns)
     tile = far.best()
     assert not far.in_place(tile)
-    assert tile.rows == rows
     assert tile.columns * 4 >= 8 * target.vector_bytes
     assert row_cost(target, 128 << 10) == row_cost(TARGETS["Zen 4"], depth * columns * 4) == 0
 
