@@ -8,9 +8,9 @@ UGPU_OBJECTS          folder that keeps compilers' output, below all other cache
 UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
 UGPU_WINOGRAD         0: do not use Winograd convolution, whose results are less precise
-UGPU_TIERS            0: compile each kernel of `cpu`, and its translation on virtual AMD and
-                      Adreno GPUs, for speed of execution before it first runs, not behind the
-                      program (docs/compiler-design.md)
+UGPU_TIERS            0: compile each kernel of `cpu`, and its translation on virtual AMD and Adreno
+                      GPUs, for speed of execution before it first runs, not behind the program
+                      (docs/compiler-design.md)
 UGPU_RECORD           file that receives all accesses to a device behind a PCI transport
 UGPU_RECORD_STATES    1: record the states of the device's units after each stage of bring-up, too
 UGPU_CRASHES          folder for bundles of evidence, one for each failure of a device (default:
