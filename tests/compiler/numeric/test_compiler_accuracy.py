@@ -159,7 +159,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Device]:
 def test_every_bound_of_the_page_is_tested() -> None:
     pairs = {"x ** y", "fmod", "x % y", "x // y", "x ** 3 to x ** 8"}
     single = {name for name in REFERENCES if not re.fullmatch(r"x \*\* \d", name)}
-    assert set(BOUNDS) == pairs | single
+    assert set(BOUNDS) == pairs | single | {"erfinv"}
 
 
 @pytest.mark.parametrize("name", REFERENCES)
