@@ -43,7 +43,7 @@ ELSEWHERE = {
     "kernel.host.products.along": ("VECTORS ABREAST", "test_host_dots.py"),
     "kernel.host.products.sides": ("NARROW", "test_compiler_products.py"),
     "kernel.host.products.results": ("LONGEST", "test_compiler_products.py"),
-    "kernel.host.products.tiles": ("FEW ONCE HIDING", "test_compiler_products.py"),
+    "kernel.host.products.tiles": ("FEW ONCE HIDING FORESEEN", "test_host_rates.py"),
     "kernel.host.rare": ("CHEAP", "test_host_rare.py"),
     "kernel.host.sections": ("LONG MOST", "test_host_sections.py"),
     "kernel.host.products.amx": ("HEIGHT VECTORS SLICE ONCE LEAST", "test_compiler_amx.py"),
@@ -89,7 +89,7 @@ NO_SIZES = {
     "kernel.host.sorting.places": "LOW",
     "kernel.host.sorting.selection": "ZERO NUMBERS",
     "kernel.host.sorting.values": "SOME TOTAL WHOLE WHOLE_BITS",
-    "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS",
+    "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS LEFT",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",
     "kernel.matrix_units": (
         "_GFX11 _GFX12 _GFX942 _GFX950 _SM80 _TF32 _AMPERE _ADA ROW CORE MATRICES _WGMMA"

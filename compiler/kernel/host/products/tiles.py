@@ -21,12 +21,12 @@ FEW = 4  # columns that are computed without panels: a vector would mostly be em
 DOTS = 1.5  # cost of a vector of the depth of one row and one such column
 HIDING = 12  # rows from which on multiplications hide loads that are not in order of memory
 ONCE = 2  # panels of rows up to which a right factor is not packed
-# Of a right factor from beyond the second-level cache: cost of packing an element in addition to
-# others; share of the cost of beginning with a row that is left where the row is prefetched.
-# Measured on Sapphire Rapids, whose third level gives a core 14 to 24 GB/s: of 32 and 64 rows by
-# weights of 384 x 1536, 384 x 384, 1536 x 384 and 256 x 1024, packing and multiplying take 1.1 to
-# 1.4 times as long as prefetched panels in place; of 128 rows 1.0, of 256 0.9 to 1.0 times.
-FAR, FORESEEN = 0.6, 0.25
+# Of a right factor from beyond the second-level cache: panels of all rows up to which it is read in
+# place; share of the costs of reading it that is left where it is prefetched. Measured on Sapphire
+# Rapids, whose third level gives a core 14 to 24 GB/s: of 32 and 64 rows by weights of 384 x 1536,
+# 384 x 384, 1536 x 384 and 256 x 1024, packing and multiplying take 1.1 to 1.4 times as long as
+# prefetched panels in place; of 128 rows 1.0, of 256 0.9 to 1.0 times.
+FORESEEN, LEFT = 12, 0.2
 UNEVEN = 0.4  # of a tile: time that threads wait for each other at the end
 
 
@@ -39,9 +39,9 @@ class Problem:
     by_dots: whether a few last columns may be computed without panels. in_lines: whether complete
     panels of columns may be read in place. mirrored: whether panels below the diagonal are not
     computed. by_panels: whether a tile has the totals of one panel at a time. row: cost of
-    beginning with the next row of the right factor, if it comes from beyond the second-level
-    cache: it is then packed at the cost of FAR more an element, or read in place by any number of
-    panels of rows, which begin to bring the next panel of columns near."""
+    beginning with the next row of the right factor if it comes from beyond the second-level
+    cache: panels of rows that read it in place then begin to bring the next panel of columns near.
+    """
 
     rows: Axis
     columns: Axis
@@ -113,9 +113,9 @@ class Problem:
         left_pack, right_pack = self.pack_costs(tile)
         if self.in_place(tile):
             right_pack = self.rates.direct * _ceil(tile.rows * self.rows.unit, tile.height)
-            right_pack += self.row * FORESEEN / width
-        elif self.row:
-            right_pack += FAR + self.row / min(wide, self.columns.size)
+        run = width if self.in_place(tile) else min(wide, self.columns.size)
+        right_pack += self.row / run
+        right_pack *= LEFT if self.row and self.in_place(tile) else 1
         pack = across * self.rows.size * left_pack + down * self.columns.size * right_pack
         store = self.rows.size * self.columns.size * self.rates.finish
         total = self.batch * (self.steps * (multiply + pack) + store)
@@ -138,7 +138,9 @@ class Problem:
         """Return whether panels of the right factor are read in place: complete ones, which are
         read few times, or which come from beyond the second-level cache."""
         width, columns = tile.vectors * self.lanes, self.columns
-        few = self.row > 0 or _ceil(tile.rows * self.rows.unit, tile.height) <= ONCE
+        few = _ceil(tile.rows * self.rows.unit, tile.height) <= ONCE
+        if self.row:
+            few = _ceil(self.rows.size, tile.height) <= FORESEEN
         if not (self.in_lines and few and self.rows.size >= HIDING):
             return False
         if tile.columns >= columns.main.size:

@@ -94,16 +94,16 @@ def _far(rows: int, depth: int, columns: int) -> tuple[Problem, Problem]:
     return near, dataclasses.replace(near, row=row_cost(target, depth * columns * 4))
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(32, 384, 1536), (64, 256, 1024)])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(32, 384, 1536), (32, 1536, 384)])
 def test_far_factors_are_read_in_place(rows: int, depth: int, columns: int) -> None:
-    """Weights from beyond the second-level cache are not packed for up to some 100 rows, which read
+    """Weights from beyond the second-level cache are not packed for up to 12 panels of rows, which read
     them in lines that are prefetched."""
     near, far = _far(rows, depth, columns)
     assert near.row == 0 < far.row
     tile = far.best()
     assert far.in_place(tile)
     assert tile.vectors > 1  # some lines of each row
-    assert rows > 32 or not near.in_place(Tile(tile.height, tile.vectors, rows, columns))
+    assert not near.in_place(Tile(tile.height, tile.vectors, rows, columns))
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(128, 384, 1536), (32, 384, 1500)])
