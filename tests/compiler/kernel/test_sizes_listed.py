@@ -80,12 +80,13 @@ NO_SIZES = {
     "kernel.host.nest": "LONG UNROLLED",
     "kernel.host.products.grouped": "LANES OFFSET",
     "kernel.host.products.rates": (
-        "BEGIN WIDEST SPARE L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON ROW"
+        "BEGIN WIDEST SPARE L3_BYTES ZEN4 TILED FULL MESH HALF NEON WIDE_NEON ROW"
     ),
     "kernel.host.fourier.turns": "PASS",
     "kernel.host.sorting.places": "LOW DIGIT DIGITS",
     "kernel.host.sorting.values": "SOME TOTAL WHOLE WHOLE_BITS",
-    "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS",
+    "kernel.host.products.packing": "AHEAD",
+    "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS SOME",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",
     "kernel.matrix_units": (
         "_GFX11 _GFX12 _GFX942 _GFX950 _SM80 _TF32 _AMPERE _ADA ROW CORE MATRICES _WGMMA"
