@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ugpu.tools.verbs import verb
+
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -36,3 +38,10 @@ def test_a_kernel(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_there_are_three_examples() -> None:
     assert len(examples()) == 3
+
+
+def test_each_verb_is_listed_once() -> None:
+    command = README.read_text(encoding="utf-8").split("## The command")[1].split("\n## ")[0]
+    listed = re.findall(r"^    ugpu ([a-z-]+) ", command, re.MULTILINE)
+    listed += re.findall(r"`(unbind|eject)`", command)  # in the line of `bind`
+    assert sorted(listed) == sorted(verb.load())

@@ -61,6 +61,7 @@ def _power(left: Value, right: Value) -> Value:
 WHOLE_POWERS = range(3, 9)  # operations "pow_3" to "pow_8"
 _EXPONENTIAL = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "sigmoid",
+    "softplus",
 )  # fmt: skip
 _TRIGONOMETRIC = ("sin", "cos", "tan")
 _INVERSE = ("asin", "acos", "atan", "asinh", "acosh", "atanh", "erf")
@@ -78,6 +79,7 @@ _ELEMENTARY: Mapping[str, Build] = {
     **{name: _by_width(name, functions, trigonometric) for name in _TRIGONOMETRIC},
     **{name: _by_width(name, inverse, doubles_inverse) for name in _INVERSE},
     **{f"pow_{exponent}": partial(power.whole_power, exponent) for exponent in WHOLE_POWERS},
+    "erfinv": inverse.erfinv,  # of float32 alone
     "fmod": remainders.fmod,
 }  # fmt: skip
 _SAME_NAME = (
@@ -108,6 +110,7 @@ FREE = frozenset((
 COSTS: Mapping[str, int] = {
     "exp": 12, "exp2": 12, "expm1": 14, "log": 16, "log2": 16, "log10": 16, "log1p": 24,
     "sin": 40, "cos": 40, "tan": 44, "sinh": 24, "cosh": 16, "tanh": 24, "sigmoid": 16,
+    "softplus": 30, "erfinv": 50,
     "asin": 16, "acos": 20, "atan": 18, "asinh": 34, "acosh": 32, "atanh": 30, "erf": 28,
     "pow": 80, "mod": 8, "floordiv": 8, "fmod": 106,  # mod and floordiv of floats: as fmod
     "div": 4, "sqrt": 4, "rsqrt": 6, "reciprocal": 4,

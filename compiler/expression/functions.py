@@ -63,6 +63,13 @@ SINGLE = Layout(int32, 23, 127, 0x3F3504F3)
 DOUBLE = Layout(int64, 52, 1023, 0x3FE6A09E667F3BCD)
 SIGN = SINGLE.sign
 SHIFTER = 12582912.0  # 1.5 * 2**23: adding it rounds to a whole number, left in the lowest bits
+TWO_STEPS = 254  # twice the bias of an exponent
+# e**r, |r| up to log(2) / 2, and 2**r, up to 1/2; error 2**-28
+EXP = (1.38182973e-3, 8.3685331e-3, 4.16682921e-2, 1.66665226e-1, 4.9999994e-1, 1.0, 1.0)
+EXP2 = (1.53264627e-4, 1.33908063e-3, 9.61850583e-3, 5.55035993e-2, 2.40226477e-1, 6.93147182e-1,
+        1.0)  # fmt: skip
+# (2 atanh(s / 2) / s - 1) / s^2 by s^2, up to 4/9; error 2**-27
+ATANH = (5.47015399e-4, 2.18773074e-3, 1.25067001e-2, 8.3333023e-2)
 RARE = "rare"  # arg of a "where"
 HUGE_ANGLE = 131072.0  # larger angles are reduced by integer arithmetic
 
@@ -176,70 +183,99 @@ def scale(x: Value, exponent: Value) -> Value:
 
 def exp(x: Value) -> Value:
     """e**x."""
-    return _exp_times(clamp(x, -105.0, 89.0), 0)
+    return _exp_of(clamp(x, -105.0, 89.0))
 
 
-def _exp_times(x: Value, exponent: int) -> Value:
-    """Return e**x * 2**exponent, for bounded x."""
-    count = unary("round", mul(x, LOG2_E))
-    rest = fma(count, -LN2_LOW, fma(count, -LN2_HIGH, x))
-    series = polynomial(rest, [1 / math.factorial(k) for k in range(7, -1, -1)])
-    whole = cast(count, int32)
-    return scale(series, add(whole, exponent) if exponent else whole)
+def _exp_of(x: Value) -> Value:
+    """e**x for -105 <= x <= 89 or NaN."""
+    shifted, rest = _exp_parts(x, TWO_STEPS)
+    return scaled(polynomial(rest, EXP), shifted)
+
+
+def _exp_parts(x: Value, bias: float) -> tuple[Value, Value]:
+    """Return SHIFTER + bias + n, and r: x = n log(2) + r, |r| at most about log(2) / 2."""
+    shifted = fma(x, LOG2_E, SHIFTER + bias)
+    count = sub(shifted, SHIFTER + bias)
+    return shifted, fma(count, -LN2_LOW, fma(count, -LN2_HIGH, x))
+
+
+def scaled(series: Value, shifted: Value) -> Value:
+    """Return series * 2**n in two steps, so that results may be subnormal or infinite. shifted:
+    SHIFTER + TWO_STEPS + n, -TWO_STEPS < n < 256; the bias gives each step half of its own."""
+    bits = as_bits(shifted)
+    half = to_exponent(binary("shr", bits, const(1, int32)))
+    return mul(mul(series, as_float(half)), as_float(sub(to_exponent(bits), half)))
+
+
+def to_exponent(bits: Value) -> Value:
+    """Return the lowest bits of an integer, in the place of a float32's exponent and sign."""
+    return binary("shl", bits, const(SINGLE.fraction, int32))
 
 
 def exp_below(x: Value) -> Value:
     """Return e**x for x <= 0 or NaN, in fewer steps; results below the normal numbers are zero."""
-    shifted = fma(x, LOG2_E, SHIFTER)
-    count = sub(shifted, SHIFTER)
-    rest = fma(count, -LN2_LOW, fma(count, -LN2_HIGH, x))
-    series = polynomial(rest, [1 / math.factorial(k) for k in range(7, -1, -1)])
-    exponent = binary("shl", as_bits(shifted), const(23, int32))
-    power = as_float(binary("add", exponent, const(127 << 23, int32)))
-    return where(less(x, -87.0), const(0, float32), mul(series, power))
+    shifted, rest = _exp_parts(x, 0.0)
+    power = as_float(binary("add", to_exponent(as_bits(shifted)), const(127 << 23, int32)))
+    return where(less(x, -87.0), const(0, float32), mul(polynomial(rest, EXP), power))
+
+
+def softplus(x: Value) -> Value:
+    """Return log(1 + e**x): the larger of x and 0, and log(1 + t) for t = e**-|x|."""
+    below = unary("neg", absolute(x))
+    falling = _exp_of(binary("max", below, real(-105.0)))
+    double = div(add(falling, falling), add(falling, 2.0))  # log(1 + t) = 2 atanh(double / 2)
+    square = mul(double, double)
+    more = fma(mul(double, square), polynomial(square, ATANH), double)
+    return add(binary("max", x, real(0.0)), more)
+
+
+def _half_exp(x: Value) -> Value:
+    """Return e**x / 2 for x >= 0 or NaN."""
+    shifted, rest = _exp_parts(binary("min", x, real(89.5)), 0.0)
+    # a quarter of the power, which is a float32 for all x, and twice the series
+    quarter = as_float(binary("add", to_exponent(as_bits(shifted)), const(125 << 23, int32)))
+    return mul(polynomial(rest, [2 * each for each in EXP]), quarter)
 
 
 def expm1(x: Value) -> Value:
     """Return e**x - 1, accurate even where e**x is close to 1."""
     bounded = clamp(x, -18.0, 89.0)
-    shifted = fma(bounded, LOG2_E, SHIFTER)
-    count = sub(shifted, SHIFTER)
-    rest = fma(count, -LN2_LOW, fma(count, -LN2_HIGH, bounded))
+    shifted, rest = _exp_parts(bounded, 0.0)
     series = polynomial(
         rest,
         [1.98459005e-4, 1.39409152e-3, 8.33338965e-3, 4.16663587e-2, 1.66666657e-1, 0.5],
     )
     series = fma(mul(rest, rest), series, rest)  # e**rest - 1
     # 2**(count - 1), since 2**count may be too large: e**x - 1 = 2**count * series + 2**count - 1
-    exponent = binary("shl", as_bits(shifted), const(23, int32))
-    half = as_float(binary("add", exponent, const(126 << 23, int32)))
+    half = as_float(binary("add", to_exponent(as_bits(shifted)), const(126 << 23, int32)))
     result = mul(fma(series, half, sub(half, 0.5)), 2.0)
     return where(less(absolute(x), 2.0**-30), x, result)
-
-
-def _exp2_of(count: Value, rest: Value) -> Value:
-    """Return 2**(count + rest), count whole and |rest| at most about 0.5."""
-    powers = [math.log(2) ** k / math.factorial(k) for k in range(7, -1, -1)]
-    return scale(polynomial(rest, powers), cast(count, int32))
 
 
 def exp2(x: Value) -> Value:
     """2**x; exact for whole x."""
     x = clamp(x, -151.0, 129.0)
-    count = unary("round", x)
-    return _exp2_of(count, sub(x, count))
+    shifted = add(x, SHIFTER + TWO_STEPS)
+    rest = sub(x, sub(shifted, SHIFTER + TWO_STEPS))
+    return scaled(polynomial(rest, EXP2), shifted)
 
 
 def mantissa_of(x: Value) -> tuple[Value, Value]:
     """Return e as an integer, and m: x = 2**e * m with sqrt(1/2) <= m < sqrt(2). For x > 0."""
     form = layout(x)
-    raised, place = form.fraction + 1, const(form.fraction, form.bits)
+    raised = form.fraction + 1
     tiny = less(x, form.least)
-    bits = as_bits(where(tiny, mul(x, 2.0**raised), x))
-    exponent = binary("shr", sub(bits, form.root_half), place)
-    mantissa = as_float(sub(bits, binary("shl", exponent, place)))
+    exponent, mantissa = _normal_mantissa(where(tiny, mul(x, 2.0**raised), x))
     lowered = where(tiny, const(raised, form.bits), const(0, form.bits))
     return sub(exponent, lowered), mantissa
+
+
+def _normal_mantissa(x: Value) -> tuple[Value, Value]:
+    """The same for a normal number."""
+    form = layout(x)
+    place, bits = const(form.fraction, form.bits), as_bits(x)
+    exponent = binary("shr", sub(bits, form.root_half), place)
+    return exponent, as_float(sub(bits, binary("shl", exponent, place)))
 
 
 def _log_of(f: Value) -> Value:
@@ -261,12 +297,18 @@ def _log_parts(x: Value) -> tuple[Value, Value]:
     return cast(exponent, float32), _log_of(sub(mantissa, 1.0))
 
 
+def log_of_normal(x: Value) -> Value:
+    """Return the natural logarithm of a positive number that is neither subnormal nor infinite."""
+    exponent, mantissa = _normal_mantissa(x)
+    count, rest = cast(exponent, float32), _log_of(sub(mantissa, 1.0))
+    return fma(count, LN2_HIGH, fma(count, LN2_LOW, rest))
+
+
 def log_specials(x: Value, result: Value) -> Value:
     """Return a logarithm's result for a positive x, or its limit for any other."""
+    result = where(less(x, math.inf), result, x)  # infinity and NaN are their own
     result = where(equal(x, 0.0), const(-math.inf, x.dtype), result)
-    result = where(less(x, 0.0), const(math.nan, x.dtype), result)
-    passed = binary("or", equal(x, math.inf), unequal(x, x))
-    return where(passed, x, result)
+    return where(less(x, 0.0), const(math.nan, x.dtype), result)
 
 
 def log(x: Value) -> Value:
@@ -293,9 +335,9 @@ def log_of_sum(base: Value, more: Value) -> Value:
     total = add(base, more)
     part = sub(total, base)
     lost = add(sub(base, sub(total, part)), sub(more, part))  # Knuth's two-sum
-    exponent, mantissa = mantissa_of(total)
+    exponent, mantissa = _normal_mantissa(total)  # a sum with 1 is zero or at least 2**-24
     biased = binary("max", sub(const(127, int32), exponent), const(0, int32))
-    inverse = as_float(binary("shl", biased, const(23, int32)))  # 2**-e
+    inverse = as_float(to_exponent(biased))  # 2**-e
     rest = _log_of(fma(lost, inverse, sub(mantissa, 1.0)))
     count = cast(exponent, float32)
     result = fma(count, LN2_HIGH, fma(count, LN2_LOW, rest))
@@ -409,14 +451,14 @@ def sinh(x: Value) -> Value:
     square = mul(x, x)
     series = polynomial(square, [2.81695134e-6, 1.98361596e-4, 8.33334960e-3, 1.66666672e-1])
     small = fma(mul(series, square), size, size)
-    half = _exp_times(clamp(size, 0.0, 90.0), -1)
+    half = _half_exp(size)
     large = sub(half, div(real(0.25), half))
     return with_sign(where(less(size, 1.0), small, large), x)
 
 
 def cosh(x: Value) -> Value:
     """Hyperbolic cosine."""
-    half = _exp_times(clamp(absolute(x), 0.0, 90.0), -1)
+    half = _half_exp(absolute(x))
     return add(half, div(real(0.25), half))
 
 
@@ -429,20 +471,20 @@ def tanh(x: Value) -> Value:
         [-6.27423916e-3, 2.10716777e-2, -5.38523085e-2, 1.33325860e-1, -3.33333164e-1],
     )
     small = fma(mul(series, square), size, size)
-    bounded = where(less(real(10.0), size), real(10.0), size)  # NaN stays
+    bounded = binary("min", size, real(10.0))
     shifted = fma(bounded, 2 * LOG2_E, SHIFTER)
     rest = fma(sub(shifted, SHIFTER), -math.log(2) / 2, bounded)
     series = polynomial(
         rest,
         [8.85550958e-2, 2.67996949e-1, 6.66691717e-1, 1.33331353, 1.99999968, 2.00000007, 1.0],
     )  # e**(2 * rest)
-    exponent = binary("shl", as_bits(shifted), const(23, int32))
-    half = as_float(binary("add", exponent, const(126 << 23, int32)))
+    half = as_float(binary("add", to_exponent(as_bits(shifted)), const(126 << 23, int32)))
     large = sub(real(1.0), div(real(1.0), fma(series, half, 0.5)))  # 1 - 2 / (e**2x + 1)
     return with_sign(where(less(size, 0.55), small, large), x)
 
 
 def sigmoid(x: Value) -> Value:
     """1 / (1 + e**-x)."""
-    falling = exp(unary("neg", absolute(x)))
+    below = unary("neg", absolute(x))
+    falling = _exp_of(binary("max", below, real(-105.0)))
     return div(where(less(x, 0.0), falling, real(1.0)), add(falling, 1.0))

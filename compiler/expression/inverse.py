@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import math
 
-from ugpu.compiler.dtype import float32
+from ugpu.compiler.dtype import float32, int32
 from ugpu.compiler.expression.functions import (
+    LOG2_E,
+    SHIFTER,
     absolute,
     add,
+    as_bits,
+    as_float,
     clamp,
     div,
     equal,
-    exp_below,
     fma,
     less,
+    log_of_normal,
     log_of_sum,
     mul,
     polynomial,
     real,
     sub,
+    to_exponent,
     unary,
     where,
     with_sign,
@@ -41,6 +46,13 @@ _ERF = (7.85386073e-5, -8.01019371e-4, 5.18832775e-3, -2.68538129e-2, 1.12835854
 # log(1 - erf(x)), 1 to 4
 _LOG_ERFC = (-2.16976274e-5, 4.41472832e-4, -4.20528557e-3, 2.52103433e-2, -1.08422108e-1,
              -6.33216381e-1, -1.12958026, 1.88468548e-4)  # fmt: skip
+# e**r, |r| up to log(2) / 2
+_EXP = (8.3127031e-3, 4.18901928e-2, 1.66671127e-1, 4.99992311e-1, 1.0, 1.0)
+# erfinv(x) / x by w - 2.5 where w = -log(1 - x^2) is below 5, else by sqrt(w) - 3
+_ERFINV_NEAR = (2.81022636e-8, 3.43273939e-7, -3.5233877e-6, -4.39150654e-6, 2.1858087e-4,
+                -1.25372503e-3, -4.17768164e-3, 2.46640727e-1, 1.50140941)  # fmt: skip
+_ERFINV_FAR = (-2.00214257e-4, 1.00950558e-4, 1.34934322e-3, -3.67342844e-3, 5.73950773e-3,
+               -7.6224613e-3, 9.43887047e-3, 1.00167406, 2.83297682)  # fmt: skip
 ENDLESS = 1e4  # from here on x and sqrt(x^2 +- 1) are one
 
 
@@ -117,6 +129,25 @@ def erf(x: Value) -> Value:
     """The error function."""
     size = absolute(x)
     near = fma(polynomial(mul(size, size), _ERF), size, size)
-    bounded = clamp(size, 1.0, 4.0)
-    far = sub(real(1.0), exp_below(polynomial(bounded, _LOG_ERFC)))
+    far = sub(real(1.0), _exp_near(polynomial(binary("min", size, real(4.0)), _LOG_ERFC)))
     return with_sign(where(less(size, 1.0), near, far), x)
+
+
+def _exp_near(x: Value) -> Value:
+    """Return e**x to 2**-23 of itself, for -20 < x < 1 or NaN."""
+    shifted = fma(x, LOG2_E, SHIFTER)
+    rest = fma(sub(shifted, SHIFTER), -math.log(2), x)
+    power = binary("add", to_exponent(as_bits(shifted)), const(127 << 23, int32))
+    return mul(polynomial(rest, _EXP), as_float(power))
+
+
+def erfinv(x: Value) -> Value:
+    """Inverse of the error function; infinite at -1 and 1, NaN outside (M. Giles, "Approximating
+    the erfinv function", 2010)."""
+    size = absolute(x)
+    inverse = log_of_normal(mul(sub(real(1.0), size), add(size, 1.0)))  # -w
+    near = polynomial(sub(real(-2.5), inverse), _ERFINV_NEAR)
+    far = polynomial(sub(unary("sqrt", unary("neg", inverse)), 3.0), _ERFINV_FAR)
+    found = mul(where(less(real(-5.0), inverse), near, far), x)
+    outside = mul(x, where(equal(size, 1.0), real(math.inf), real(math.nan)))
+    return where(less(size, 1.0), found, outside)

@@ -12,10 +12,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ugpu.compiler.dtype import float32, float64, int32
+from ugpu.compiler.dtype import float32, float64
 from ugpu.compiler.expression.doubles import coefficients as doubles
 from ugpu.compiler.expression.doubles.exponential import exp2_of
 from ugpu.compiler.expression.functions import (
+    SHIFTER,
+    TWO_STEPS,
     absolute,
     add,
     as_bits,
@@ -27,7 +29,7 @@ from ugpu.compiler.expression.functions import (
     mantissa_of,
     mul,
     polynomial,
-    scale,
+    scaled,
     sub,
     unary,
     unary_not,
@@ -107,9 +109,9 @@ def _log2(x: Value) -> tuple[Value, Value]:
 
 
 def _exp2(high: Value, low: Value) -> Value:
-    """2**(high + low), for |high| below 200."""
-    count = unary("round", high)
-    whole = sub(high, count)
+    """2**(high + low), for |high| below 200 and a small low."""
+    shifted = add(high, SHIFTER + TWO_STEPS)
+    whole = sub(high, sub(shifted, SHIFTER + TWO_STEPS))
     rest = add(whole, low)
     lost = mul(sub(low, sub(rest, whole)), math.log(2))
     series = polynomial(  # (2**r - 1 - r log(2)) / r^2
@@ -117,7 +119,7 @@ def _exp2(high: Value, low: Value) -> Value:
     )
     lost = fma(mul(lost, rest), math.log(2), lost)
     more = fma(rest, math.log(2), fma(mul(rest, rest), series, lost))
-    return scale(add(more, 1.0), cast(count, int32))
+    return scaled(add(more, 1.0), shifted)
 
 
 _FORMS = {
@@ -131,32 +133,30 @@ _FORMS = {
 
 def power(x: Value, y: Value) -> Value:
     """x**y as C's powf and pow."""
-    form = _FORMS[x.dtype]
+    form, size = _FORMS[x.dtype], absolute(x)
 
     def real(number: float) -> Value:
         return const(number, x.dtype)
 
-    high, low = _log2(absolute(x))
+    high, low = _log2(size)
+    finite = less(size, math.inf)
+    high = where(finite, high, size)  # infinity and NaN are their own logarithms
+    high = where(equal(x, 0.0), real(-math.inf), high)
     bounded = clamp(y, -form.most, form.most)
     product = mul(bounded, high)
     product_low = fma(bounded, low, fma(bounded, high, unary("neg", product)))
-    most = form.largest
-    near = less(absolute(product), most)
-    result = form.exp2(clamp(product, -most, most), where(near, product_low, real(0.0)))
-    finite = unequal(absolute(x), math.inf)
-    whole = equal(y, unary("floor", y))
-    half = mul(y, 0.5)
-    odd = binary("and", whole, unequal(half, unary("floor", half)))
-    sinking, nothing, endless = less(y, 0.0), real(0.0), real(math.inf)
-    result = where(equal(x, 0.0), where(sinking, endless, nothing), result)
-    result = where(finite, result, where(sinking, nothing, endless))
+    limited = clamp(product, -form.largest, form.largest)
+    near = equal(limited, product)
+    result = form.exp2(limited, where(near, product_low, real(0.0)))
+    # what is left of y beside an even number: 0, 1 or -1 if y is whole
+    left = fma(unary("round", mul(bounded, 0.5)), -2.0, bounded)
+    odd = equal(absolute(left), 1.0)
     negative = less(as_bits(x), 0)
     result = where(binary("and", negative, odd), unary("neg", result), result)
-    root = binary("and", binary("and", less(x, 0.0), finite), unary_not(whole))
+    broken = binary("and", unequal(left, 0.0), unary_not(odd))
+    root = binary("and", binary("and", less(x, 0.0), finite), broken)
     result = where(root, real(math.nan), result)
-    result = where(binary("or", unequal(x, x), unequal(y, y)), real(math.nan), result)
-    fixed = binary("and", equal(absolute(x), 1.0), equal(absolute(y), math.inf))
-    one = binary("or", binary("or", equal(x, 1.0), equal(y, 0.0)), fixed)
+    one = binary("or", equal(x, 1.0), equal(y, 0.0))
     return where(one, real(1.0), result)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ugpu.compiler.dtype import DType, uint32
+from ugpu.compiler.dtype import DType, int64, uint32
 from ugpu.compiler.expression.algebra import Index, Range, Validity, constant
 from ugpu.compiler.expression.onehot import pick
 from ugpu.compiler.expression.value import Value, value
@@ -14,6 +14,7 @@ from ugpu.compiler.graph.node import Kind, Node, Trace
 from ugpu.compiler.pattern import cost
 
 HELD = 4096  # elements of the longest row that a kernel sorts in its own memory
+KEPT = 8192  # elements among which a kernel selects in its own memory
 
 _IDENTITY = {"sum": 0, "prod": 1, "or": False, "and": True}
 
@@ -73,12 +74,17 @@ def sort(source: Node, bits: int) -> Node:
     The lower halves must rise along each row, so that the sort is stable. A node for long rows has
     uint64 and an extra axis of size 2 before the last: the first of the two is sorted, the other
     undefined."""
+    if source.shape[-1] <= HELD:
+        return Node("sort", uint32, source.shape, (source,), (bits, len(source.shape) - 1))
+    return cast(_halved("sort", source, bits), uint32)
+
+
+def _halved(op: str, source: Node, what: int | bool) -> Node:
+    """Return the first half of a node that alternates between two arrays."""
     *rows, size = source.shape
-    if size <= HELD:
-        return Node("sort", uint32, source.shape, (source,), (bits, len(rows)))
-    found = Node("sort", source.dtype, (*rows, 2, size), (source,), (bits, len(rows) + 1))
+    found = Node(op, source.dtype, (*rows, 2, size), (source,), (what, len(rows) + 1))
     first = [(0, count) for count in rows] + [(0, 1), (0, size)]
-    return cast(reshape(shrink(found, first), source.shape), uint32)
+    return reshape(shrink(found, first), source.shape)
 
 
 Kind("sort", expressed, lowerings={"host": "ugpu.compiler.kernel.host.sorting.places"}, stored=True)
@@ -86,12 +92,40 @@ Kind("sort", expressed, lowerings={"host": "ugpu.compiler.kernel.host.sorting.pl
 
 def sort_values(source: Node, descending: bool) -> Node:
     """Return rows in order, NaN as the largest; equal elements keep their order, as their bits may
-    differ. Only hosts lower it, for rows of at most a thousand elements or so."""
+    differ. Only hosts lower it. Long rows are like those of `sort`."""
     along = len(source.shape) - 1
+    if source.shape[-1] > HELD:
+        return _halved("sort values", source, descending)
     return Node("sort values", source.dtype, source.shape, (source,), (descending, along))
 
 
 Kind(
     "sort values", expressed, stored=True,
     lowerings={"host": "ugpu.compiler.kernel.host.sorting.values"},
+)  # fmt: skip
+
+
+def select(source: Node, rank: Node, bits: int, count: int = 0) -> Node:
+    """Return places, int64, of elements of rows of unsigned integers of `bits` bits: of the element
+    that has a rank in the order of a stable sort, [..., 1], or, with a count, of the first `count`,
+    of which the rank is that of the last, rising. rank: integers, [..., 1]. Rows longer than KEPT
+    lie along memory. Only hosts lower it."""
+    *rows, _ = source.shape
+    columns = max(1, count)  # and one more, for what is not among them
+    found = Node("select", int64, (*rows, columns + 1), (source, rank), (bits, count > 0))
+    return shrink(found, [*((0, each) for each in rows), (0, columns)])
+
+
+def _selected(trace: Trace, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+    source, rank = node.sources
+    along = Range(f"k{trace.number()}_0", source.shape[-1])
+    body = trace.value(source, (*at[:-1], along.index()), valid)
+    wanted = trace.value(rank, (*at[:-1], constant(0)), valid)
+    what = (*node.arg, along)
+    return value("along", node.dtype, (body, wanted), (node.op, what, tuple(at[-1].ranges())))
+
+
+Kind(
+    "select", _selected, stored=True,
+    lowerings={"host": "ugpu.compiler.kernel.host.sorting.selection"},
 )  # fmt: skip

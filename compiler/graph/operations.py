@@ -5,6 +5,7 @@ from __future__ import annotations
 from ugpu.compiler.graph import call, region
 from ugpu.compiler.graph.along import reduce as reduce
 from ugpu.compiler.graph.along import scan as scan
+from ugpu.compiler.graph.along import select as select
 from ugpu.compiler.graph.along import sort as sort
 from ugpu.compiler.graph.along import sort_values as sort_values
 from ugpu.compiler.graph.attention import attention_gradients as attention_gradients

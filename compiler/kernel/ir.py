@@ -228,6 +228,11 @@ def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
     return body
 
 
+def guarded(conditions: Validity, *body: Statement) -> tuple[Statement, ...]:
+    """Return statements that run where all conditions hold: as they are if there are none."""
+    return (If(conditions, body),) if conditions else body
+
+
 def group_range(axis: int, size: int) -> Range:
     """Return the variable that counts groups along a grid axis."""
     return Range(f"group_{'xyz'[axis]}", size, "group")

@@ -124,9 +124,10 @@ def _by_form(computation: Computation, target: TargetSpec) -> _Shape:
         piece = partial(host_loops.elementwise, alone=False) if host else gpu_loops.elementwise
         lowered = partial(piece, target=target)
         return _Shape(lambda _: side_by_side(computation.plain, target, lowered))
-    if computation.chosen is not None:
+    chosen = computation.chosen
+    if chosen is not None:
         scattered = scatter.host if host else scatter.gpu
-        return _Shape(lambda _: scattered(computation, target))
+        return _Shape(lambda _: scattered(computation.plain, chosen, target))
     online = find_online(computation)
     if online is not None:
         if host:

@@ -111,6 +111,12 @@ class MatrixUnit:
             return column % self.parts, column // self.parts
         return column // self.run, column % self.run
 
+    def dealt(self, fragment: int, part: Index, place: Index, joined: int) -> Index:
+        """Return the column of a place in a part's run of one of `joined` fragments, of whose
+        columns each part has a run of neighbours."""
+        first, inside = fragment // joined * joined, fragment % joined
+        return part * (self.run * joined) + place + (first * self.columns + inside * self.run)
+
 
 def _typed(base: MatrixUnit, element: DType, depth: int) -> MatrixUnit:
     """Return the same shape for another element type."""

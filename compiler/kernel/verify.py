@@ -5,9 +5,10 @@ LLVM's back ends abort the process on IR they cannot handle, so a broken rule mu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ugpu.compiler.dtype import (
+    DType,
     bfloat16,
     bool_,
     float32,
@@ -51,6 +52,20 @@ WHOLE_WAVES = ("matrix", "exchange", "matrices")  # operations of all threads of
 GIVEN = ("global", "by_value")  # spaces of parameters
 GROUP = 128  # threads that share a GroupProduct
 EVERY, GROUPS, SOME = 2, 1, 0  # which threads reach a statement together: all, whole groups
+# the threads that must reach a statement together, and the rule
+TOGETHER: Mapping[type, tuple[int, str]] = {
+    Barrier: (EVERY, "a barrier is reached by all threads or none"),
+    Await: (EVERY, "all threads wait or none"),
+    Close: (EVERY, "all threads close a group or none"),
+    GroupProduct: (GROUPS, "a group's unit works for whole groups"),
+    Settle: (GROUPS, "whole groups wait for units"),
+}
+# types and lanes of the sources of an operation, and of its result
+VECTORS: Mapping[str, tuple[tuple[DType, ...], tuple[int, ...]]] = {
+    "dot2": ((bfloat16, bfloat16, float32, float32), (32, 32, 16, 16)),
+    "dot4": ((uint8, int8, int32, int32), (64, 64, 16, 16)),
+    "narrow": ((float32, bfloat16), (16, 16)),
+}
 
 
 class BrokenKernel(AssertionError):
@@ -94,11 +109,10 @@ class _Checker:
 
     def statements(self, body: Iterable[Statement], bound: dict[str, int], together: int) -> None:
         for statement in body:
+            wanted, rule = TOGETHER.get(type(statement), (SOME, ""))
+            _require(together >= wanted, rule, self.kernel.name)
             if isinstance(statement, Store):
                 self.store(statement, bound, together)
-            elif isinstance(statement, Barrier):
-                rule = "a barrier is reached by all threads or none"
-                _require(together == EVERY, rule, self.kernel.name)
             elif isinstance(statement, Prefetch):
                 parameter = statement.memory in self.kernel.parameters
                 _require(parameter, "prefetches are of parameters", statement)
@@ -108,18 +122,9 @@ class _Checker:
             elif isinstance(statement, Fetch):
                 self.fetch(statement, bound)
             elif isinstance(statement, GroupProduct):
-                _require(
-                    together >= GROUPS, "a group's unit works for whole groups", self.kernel.name
-                )
                 self.group_product(statement, bound)
-            elif isinstance(statement, Settle):
+            elif isinstance(statement, Settle | Await):
                 _require(statement.pending >= 0, "how many may be pending", statement)
-                _require(together >= GROUPS, "whole groups wait for units", self.kernel.name)
-            elif isinstance(statement, Await):
-                _require(statement.pending >= 0, "how many may be pending", statement)
-                _require(together == EVERY, "all threads wait or none", self.kernel.name)
-            elif isinstance(statement, Close):
-                _require(together == EVERY, "all threads close a group or none", self.kernel.name)
             elif isinstance(statement, Signal):
                 self.signal(statement, bound)
             elif isinstance(statement, Bulk):
@@ -128,7 +133,7 @@ class _Checker:
                 self.conditions(statement.conditions, bound)
                 inside = min(together, self.together(statement.conditions))
                 self.nested(statement.body, bound, inside, fresh=inside != together)
-            else:
+            elif isinstance(statement, Loop):
                 self.loop(statement, bound, together)
 
     def together(self, conditions: Validity) -> int:
@@ -344,6 +349,16 @@ class _Checker:
             _require(same, "sources have the result's lanes", node)
         self.types(node, rule)
 
+    def vectors(self, node: Value) -> tuple[tuple[DType, ...], tuple[int, ...]]:
+        """Return types and lanes of the sources of an operation on vectors, and of its result."""
+        if node.op != "matrix":
+            return VECTORS[node.op]
+        unit = UNITS.get(node.arg)
+        _require(unit is not None, "a supported matrix unit", node.arg)
+        assert unit is not None
+        lanes = unit.left_lanes, unit.held, unit.total_lanes, unit.total_lanes
+        return (unit.element, unit.element, unit.total, unit.total), lanes
+
     def types(self, node: Value, rule: str) -> None:
         kinds = [source.dtype for source in node.sources]
         if node.op not in ELEMENT_OPS:
@@ -352,28 +367,11 @@ class _Checker:
         if rule == "where":
             _require(kinds[0] is bool_, "where chooses by a bool", node)
             _require(kinds[1] is kinds[2] is node.dtype, "where keeps the type", node)
-        elif rule == "dot2":
-            lanes = [source.lanes for source in node.sources]
-            _require([*lanes, node.lanes] == [32, 32, 16, 16], "lanes of products of pairs", node)
-            alike = kinds[0] is kinds[1] is bfloat16 and kinds[2] is node.dtype is float32
-            _require(alike, "types of products of pairs", node)
-        elif rule == "dot4":
-            lanes = [source.lanes for source in node.sources]
-            _require([*lanes, node.lanes] == [64, 64, 16, 16], "lanes of products of quads", node)
-            alike = kinds == [uint8, int8, int32] and node.dtype is int32
-            _require(alike, "types of products of quads", node)
-        elif rule == "narrow":
-            alike = kinds[0] is float32 and node.dtype is bfloat16 and node.lanes == 16
-            _require(alike, "a vector of float32 becomes one of bfloat16", node)
-        elif rule == "matrix":
-            unit = UNITS.get(node.arg)
-            _require(unit is not None, "a supported matrix unit", node.arg)
-            assert unit is not None
-            lanes = [source.lanes for source in node.sources]
-            wanted = [unit.left_lanes, unit.held, unit.total_lanes]
-            _require(lanes == wanted and node.lanes == wanted[2], "lanes of a matrix unit", node)
-            alike = kinds[0] is kinds[1] is unit.element
-            _require(alike and kinds[2] is node.dtype is unit.total, "types of a matrix unit", node)
+        elif rule == "matrix" or rule in VECTORS:
+            types, lanes = self.vectors(node)
+            found = [source.lanes for source in node.sources]
+            _require((*found, node.lanes) == lanes, f"lanes of {node.op}", node)
+            _require((*kinds, node.dtype) == types, f"types of {node.op}", node)
         elif rule == "compare":
             _require(kinds[0] is kinds[1] and node.dtype is bool_, "a comparison", node)
         elif rule != "free":

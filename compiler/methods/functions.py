@@ -288,19 +288,15 @@ class Functions(Elementwise):
         """Return log(1 + exp(beta x)) / beta, a smooth relu. threshold: x itself where beta x is
         above it; None never, since the result is right to rounding everywhere."""
         real = self._real() * beta
-        smooth = real._log1p_exp() / beta
+        smooth = real._function("softplus") / beta
         plain = smooth if threshold is None else (real > threshold).where(self._real(), smooth)
         return self._rounded(plain)
 
     def logsigmoid(self) -> Self:
         """Return the logarithm of `sigmoid`, without overflow."""
         real = self._real()
-        total: Self = real.minimum(0) - (-real.abs()).exp().log1p()
+        total = 0 - (-real)._function("softplus")  # 0.0, not -0.0, where it vanishes
         return self._rounded(total._ruled("logsigmoid", [real]))
-
-    def _log1p_exp(self) -> Self:
-        total: Self = self.maximum(0) + (-self.abs()).exp().log1p()
-        return total._ruled("softplus", [self])
 
     def softsign(self) -> Self:
         """Return x / (1 + |x|)."""

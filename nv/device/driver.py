@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, NotSupported, UgpuError
+from ugpu.hcq.state.clock import Work
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.telemetry import Sensor
@@ -52,8 +53,9 @@ log = logging.getLogger(__name__)
 PRESENCE_INTERVAL_S = 0.02
 COPY_QUEUES = 2  # at most: the two staging buffers of a transfer use different ones
 _SPINS = 200  # polls of the timeline before a waiter sleeps: about 0.1 ms
-# Then it sleeps a little longer each time: about a hundredth of the time that it has waited, since
-# a poll takes 0.05 ms of the processor that a model needs.
+_SPINS_AT_ONCE = 20  # of them before it checks whether a model translates a kernel
+# Then it sleeps a little longer each time: about a hundredth of the time that it has waited, twice
+# that for a model, since a poll takes 0.05 ms of the processor that the model needs.
 _PAUSE_S, _GROWTH_S, _LONGEST_PAUSE_S = 5e-5, 3e-6, 1e-2
 StageHook = Callable[[str, float], None]
 OpenGpu = Callable[[Session], Gpu]
@@ -338,6 +340,8 @@ class NvDriver(WorkHolder):
         # Most waits are short: yield the processor without sleeping, then sleep, then sleep longer.
         # A submission restarts this sequence.
         self.looks += 1
+        if self.looks == _SPINS_AT_ONCE and self.clock.work() is Work.TRANSLATION:
+            self.looks = _SPINS
         if self.looks < _SPINS:
             self.clock.sleep(0)
         else:
@@ -347,13 +351,16 @@ class NvDriver(WorkHolder):
         self.pause(limit_s)
 
     def doze(self, limit_s: float) -> None:
-        """Sleep for a while during a wait that is not short, at most `limit_s`."""
-        self.clock.sleep(min(limit_s, self.grown_s))
+        """Sleep for a while during a wait that is not short, at most `limit_s`; longest where a
+        model translates a kernel, which takes tens of milliseconds of the processor."""
+        translating = self.clock.work() is Work.TRANSLATION
+        self.clock.sleep(min(limit_s, _LONGEST_PAUSE_S if translating else self.grown_s))
 
     @property
     def grown_s(self) -> float:
         """The next pause of a wait that is not short."""
-        return min(_PAUSE_S + _GROWTH_S * (self.looks - _SPINS), _LONGEST_PAUSE_S)
+        growth_s = _GROWTH_S * (4 if self.clock.of_model else 1)
+        return min(_PAUSE_S + growth_s * max(self.looks - _SPINS, 0), _LONGEST_PAUSE_S)
 
     def is_idle_fast(self) -> bool:
         if self.programs.output.used:  # its text must be passed on

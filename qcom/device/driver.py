@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import DeviceNotFound, UgpuError
+from ugpu.hcq.state.clock import Work
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.telemetry import Sensor
 from ugpu.hcq.work.buffer import Buffer
@@ -52,6 +53,7 @@ _SPINS = 200  # polls of the timeline before a waiter sleeps: about 0.1 ms
 _NEAR = 1 << 20  # bytes after an allocation that an overrun may reach
 _SHORT_PAUSES = 2000  # polls before the pauses grow: about 0.1 s
 _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
+_TRANSLATING_S = 1e-2  # while a model translates a kernel, which takes as long
 StageHook = Callable[[str, float], None]
 
 
@@ -264,9 +266,9 @@ class AdrenoDriver(WorkHolder):
         if self.looks < _SPINS:
             self.clock.sleep(0)
         else:
-            self.clock.sleep(
-                min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
-            )
+            pause = _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S
+            translating = self.clock.work() is Work.TRANSLATION
+            self.clock.sleep(min(limit_s, _TRANSLATING_S if translating else pause))
 
     def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
         self.pause(limit_s)

@@ -148,6 +148,11 @@ def log1p(x: Value) -> Value:
     return where(less(absolute(x), 2.0**-54), x, log_of_sum(real(1.0), x, real(0.0)))
 
 
+def softplus(x: Value) -> Value:
+    """Return log(1 + e**x)."""
+    return add(binary("max", x, real(0.0)), log1p(exp(unary("neg", absolute(x)))))
+
+
 def sinh(x: Value) -> Value:
     """Hyperbolic sine."""
     size = absolute(x)

@@ -80,15 +80,12 @@ class _Gradients:
 
         self.weights, self.slopes = tile("weights", sizes.long), tile("slopes", sizes.block)
         self.queries, self.turned_queries = (
-            tile("queries", sizes.deep),
-            tile("queries_t", sizes.deep),
+            tile(name, sizes.deep) for name in ("queries", "queries_t")
         )
         self.slants, self.turned_slants = tile("slants", sizes.wide), tile("slants_t", sizes.wide)
         self.of_query = tile("of_query", sizes.deep)
         self.largest, self.totals, self.inner = (
-            tile("largest", 1),
-            tile("totals", 1),
-            tile("inner", 1),
+            tile(name, 1) for name in ("largest", "totals", "inner")
         )
         self.sums = Memory("sums", float32, self.registers, "register", self.lanes)
         self.total = Memory("total", float32, 1, "register")

@@ -17,28 +17,28 @@ weights of the current keys.
 from __future__ import annotations
 
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import multiply_add, replace
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.functions import exp_below
 from ugpu.compiler.expression.value import Memory, Value, binary, const, gate, load, substitute
+from ugpu.compiler.kernel.attention.running import Running, placed
 from ugpu.compiler.kernel.attention.visible import loop_over, seen
 from ugpu.compiler.kernel.choices import Attention
-from ugpu.compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
+from ugpu.compiler.kernel.gpu.cut import cleared
+from ugpu.compiler.kernel.gpu.join import join, join_lanes, waves_memory
 from ugpu.compiler.kernel.ir import (
     Barrier,
-    If,
     Kernel,
     Loop,
     Statement,
     Store,
     group_range,
+    guarded,
     thread_range,
 )
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, stores
 from ugpu.compiler.kernel.shared.spread import spread
-from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
+from ugpu.compiler.pattern.online import Online, widened
 from ugpu.hcq.state.target import TargetSpec
 
 TOGETHER = 4  # neighbouring elements of the depth, or columns, that a thread takes at once
@@ -97,30 +97,17 @@ class _ByGroup:
         row = group_range(0, self.grid[0]).index()
         self.places = {parts.rows: row, **groups_at(parts.batch, 1)}
         self.keeps = self.pieces * self.deep <= HELD
-        single = ("largest", "before", "scale", "score")
-        self.largest, self.before, self.scale, self.score = (
-            Memory(name, float32, 1, "register") for name in single
-        )
+        self.score = Memory("score", float32, 1, "register")
         self.left = Memory("left", float32, self.pieces * self.deep, "register")
         self.scores = Memory("scores", float32, self.turns, "register")
         self.mine = Memory("mine", float32, self.wide, "register")
-        self.sums = [Memory(f"sum{i}", float32, 1, "register") for i in range(len(parts.sums))]
+        self.running = Running(parts)
         self.rounds = -(-self.tile // self.strands)
         self.weights = Memory("weights", float32, self.rounds * self.strands, "local")
         self.output = Memory("output", float32, self.block * self.wide, "local")
-        shared = waves_memory("shared", self.largest, self.block, self.wave)
-        self.shared = shared
-        others = [waves_memory(f"shared{i}", m, self.block, self.wave)
-                  for i, m in enumerate(self.sums)]  # fmt: skip
-        self.shared_sums = others
 
     def kernel(self) -> Kernel:
-        zero, first = const(0, float32), constant(0)
-        body: list[Statement] = [
-            Store(self.largest, first, const(FINITE_LOWEST, float32)),
-            *(Store(memory, first, zero) for memory in self.sums),
-            *(Store(self.mine, constant(i), zero) for i in range(self.wide)),
-        ]
+        body = [*self.running.begin(), *cleared(self.mine)]
         if self.keeps:
             for piece in range(self.pieces):
                 for i, element in enumerate(self.taken_left(constant(piece))):
@@ -135,8 +122,10 @@ class _ByGroup:
         body += self.finish()
         return kernel_over(self.computation, self.grid, self.block, body)
 
-    def value(self, root: Value, places: dict[Range, Index]) -> Value:
-        return substitute(ops.expand(root), places)
+    def joined(self, operation: str, total: Memory) -> list[Statement]:
+        """Join the totals of all threads."""
+        shared = waves_memory(f"shared_{total.name}", total, self.block, self.wave)
+        return join(operation, total, self.block, self.block, self.wave, shared)
 
     def deep_elements(self, root: Value, piece: Index) -> list[Value]:
         """Return a factor's elements of this thread's piece of the depth; zero beyond the end."""
@@ -145,47 +134,31 @@ class _ByGroup:
         return spread(root, wide, (piece * self.lanes + self.lane) * self.deep, self.deep)
 
     def taken_left(self, piece: Index) -> list[Value]:
-        return self.deep_elements(self.value(self.parts.left, self.places), piece)
+        return self.deep_elements(placed(self.parts.left, self.places), piece)
 
     def at_key(self, root: Value, key: Index) -> Value:
         """Return a value of a key; zero for a key beyond the last."""
-        root, wide = widened(self.value(root, self.places), self.parts.keys, self.keys.size)
+        root, wide = widened(placed(root, self.places), self.parts.keys, self.keys.size)
         return substitute(root, {wide: key})
 
     def weigh(self, start: Index) -> list[Statement]:
         """Store the tile's weights in local memory; update the maximum and the sums."""
-        parts, zero = self.parts, constant(0)
+        running = self.running
         statements: list[Statement] = []
-        turns = [start + (self.thread // self.lanes + turn * self.beside)
-                 for turn in range(self.turns)]  # fmt: skip
-        for turn, key in enumerate(turns):
-            statements += self.score_of(turn, key)
-        largest, before = load(self.largest, zero), load(self.before, zero)
-        raised = largest
-        for turn in range(self.turns):
-            raised = larger(raised, load(self.scores, constant(turn)))
-        statements += [
-            Store(self.before, zero, largest),
-            Store(self.largest, zero, raised),
-            *join("max", self.largest, self.block, self.block, self.wave, self.shared),
-            Store(self.scale, zero, exp_below(binary("sub", before, largest))),
-        ]
-        for memory in self.sums:
-            scaled = binary("mul", load(memory, zero), load(self.scale, zero))
-            statements.append(Store(memory, zero, scaled))
+        places = [self.thread // self.lanes + turn * self.beside for turn in range(self.turns)]
+        for turn, place in enumerate(places):
+            statements += self.score_of(turn, start + place)
+        scores = [load(self.scores, constant(turn)) for turn in range(self.turns)]
+        statements += running.raised(scores, *self.joined("max", running.largest))
         first = at_least_zero(-self.lane)
-        for turn, key in enumerate(turns):
-            at, weight = constant(turn), load(self.scores, constant(turn))
-            place = self.thread // self.lanes + turn * self.beside
-            store = Store(self.weights, place, weight)
-            statements.append(Store(self.scores, at, exp_below(binary("sub", weight, largest))))
-            statements.append(If(first, (store,)) if first else store)
-            for memory, (_, extra) in zip(self.sums, parts.sums, strict=True):
-                term = weight
-                if extra is not None:
-                    term = binary("mul", weight, self.at_key(extra, key))
-                statements.append(Store(memory, zero, binary("add", load(memory, zero), term)))
-        return statements
+        for turn, (place, score) in enumerate(zip(places, scores, strict=True)):
+            statements.append(Store(self.scores, constant(turn), running.weight(score)))
+            statements += guarded(first, Store(self.weights, place, score))
+
+        def factor(extra: Value, turn: int) -> Value:
+            return self.at_key(extra, start + places[turn])
+
+        return [*statements, *running.added(scores, factor)]
 
     def score_of(self, turn: int, key: Index) -> list[Statement]:
         """Compute a key's score, equal in all its lanes; minus infinity beyond the last key."""
@@ -218,8 +191,7 @@ class _ByGroup:
 
     def multiply(self, start: Index) -> list[Statement]:
         """Compute mine = mine rescaled + weights * values."""
-        parts, zero = self.parts, constant(0)
-        scale = load(self.scale, zero)
+        parts, scale = self.parts, load(self.running.scale, constant(0))
         mine = [load(self.mine, constant(i)) for i in range(self.wide)]
         statements: list[Statement] = [
             Store(self.mine, constant(i), binary("mul", each, scale)) for i, each in enumerate(mine)
@@ -232,22 +204,21 @@ class _ByGroup:
         exists = both(inside, at_least_zero(constant(parts.keys.size - 1) - key))
         found = spread(factor, wide, self.column, self.wide)
         weight = load(self.weights, place)
-        added: tuple[Statement, ...] = tuple(
+        added = (
             Store(self.mine, constant(i), multiply_add(weight, each, mine[i]))
             for i, each in enumerate(found)
         )
-        statements.append(Loop(step, (If(exists, added),) if exists else added))
-        return statements
+        return [*statements, Loop(step, guarded(exists, *added))]
 
     def finish(self) -> list[Statement]:
         """Store the output's elements."""
         parts, zero = self.parts, constant(0)
         statements: list[Statement] = []
-        for memory, shared in zip(self.sums, self.shared_sums, strict=True):
+        for memory in self.running.sums:
             # all lanes of a key have added its weight
             share = const(1 / self.lanes, float32)
             statements.append(Store(memory, zero, binary("mul", load(memory, zero), share)))
-            statements += join("sum", memory, self.block, self.block, self.wave, shared)
+            statements += self.joined("sum", memory)
         for i in range(self.wide):
             at = self.thread + i * self.block
             statements.append(Store(self.output, at, load(self.mine, constant(i))))
@@ -263,15 +234,10 @@ class _ByGroup:
             )
         results: list[Statement] = [Loop(strand, tuple(joined))] if self.strands > 1 else []
         for i in range(self.wide):
-            totals = {parts.largest: load(self.largest, zero), parts.output: mine[i]}
-            totals |= {
-                m: load(own, zero) for (m, _), own in zip(parts.sums, self.sums, strict=True)
-            }
             places = {**self.places, parts.columns: self.column + i}
-            results += stores(self.computation, ops.expand(parts.finished(totals)), places)
+            results += stores(self.computation, self.running.finished(mine[i]), places)
         exists = both(
             at_least_zero(constant(self.across - 1) - self.thread),
             at_least_zero(constant(parts.columns.size - self.wide) - self.column),
         )
-        statements += [If(exists, tuple(results))] if exists else results
-        return statements
+        return [*statements, *guarded(exists, *results)]

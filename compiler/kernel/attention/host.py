@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ugpu.compiler.dtype import float32, int64
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import combine, multiply_add, replace
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation
@@ -22,14 +21,14 @@ from ugpu.compiler.expression.value import (
     binary,
     const,
     load,
-    substitute,
     value,
 )
+from ugpu.compiler.kernel.attention.running import Running, placed
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
 from ugpu.compiler.kernel.host.nest import At, Nest, Panel, filled, round_up
 from ugpu.compiler.kernel.host.products.rates import highest
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, guarded
 from ugpu.compiler.kernel.shared.kernels import stores
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
@@ -80,9 +79,9 @@ class _Blocked:
         self.turned = Memory("turned", float32, depth * self.wide, "local")
         self.scores = Memory("scores", float32, self.tall * self.wide, "local")
         self.output = Memory("output", float32, columns * self.wide, "local")
-        self.largest = Memory("largest", float32, self.wide, "local")
-        self.before = Memory("before", float32, self.wide, "local")
-        self.sums = [Memory(f"sum{i}", float32, self.wide, "local") for i in range(len(parts.sums))]
+        self.running = Running(parts, count=self.wide, space="local")
+        self.largest, self.scale = self.running.largest, self.running.scale
+        self.sums = self.running.sums
         count = max(self.key_panel, self.column_panel) * VECTORS
         self.totals = Memory("totals", float32, count, "register", self.lanes)
         if wide == 1:
@@ -103,7 +102,7 @@ class _Blocked:
     def kernel(self) -> Kernel:
         output, depth = self.parts.columns, Range("d", self.parts.depth.size)
         places = {**self.places, self.parts.depth: depth.index()}
-        left = self.value(self.parts.left, places)
+        left = placed(self.parts.left, places)
         turn = self.across(lambda at: [Store(self.turned, depth.index() * self.wide + at, left)])
         zero = const(0, float32)
         clear: list[Statement] = []
@@ -115,15 +114,12 @@ class _Blocked:
         each = Range("each", self.tall)
         at = {**self.places, self.parts.keys: self.first_key + each.index()}
         conditions = seen(self.parts.score, at, {self.lane, each})
-        inside = (self.multiply_keys(), *self.weigh(), self.multiply_values())
+        inside = (*self.multiply_keys(), *self.weigh(), *self.multiply_values())
         blocks = loop_over(self.block, conditions, inside)
         body = (*clear, Loop(depth, tuple(turn)), blocks, self.finish(output))
         return self.nest.kernel(body)
 
     # ---- pieces --------------------------------------------------------------------------------
-
-    def value(self, root: Value, places: dict[Range, Index]) -> Value:
-        return substitute(ops.expand(root), places)
 
     def across(self, make: Callable[[Index], list[Statement]]) -> list[Statement]:
         """Return the statements for every row of the block."""
@@ -137,20 +133,20 @@ class _Blocked:
         """Return the stores of vectors of totals in a tile."""
         return lambda step, row, total: Store(memory, step * self.wide + row, total)
 
-    def multiply_keys(self) -> Statement:
+    def multiply_keys(self) -> list[Statement]:
         """Compute scores = keys * turned, panel by panel."""
         parts, step = self.parts, Range("d", self.parts.depth.size)
 
         def key(i: Index, depth: Index) -> Value:
             places = {**self.places, parts.keys: self.first_key + i, parts.depth: depth}
             inside = at_least_zero(self.keys_left - i - 1)
-            found = self.value(parts.right, places)
+            found = placed(parts.right, places)
             return guard(found, inside) if parts.keys.size % self.key_panel else found
 
-        return Panel(self.totals, self.key_panel, VECTORS).over(
+        return [Panel(self.totals, self.key_panel, VECTORS).over(
             "key", (self.tall, self.wide), step, key, self.tile(self.turned), None,
             self.kept(self.scores), (self.key_bound, None),
-        )  # fmt: skip
+        )]  # fmt: skip
 
     def weigh(self) -> list[Statement]:
         """Turn scores into weights; rescale the running sums to the new maximum."""
@@ -159,10 +155,10 @@ class _Blocked:
         bound = self.key_bound
         places = {**self.places, parts.keys: self.first_key + key.index()}
         here = load(self.scores, key.index() * self.wide + self.lane.index())
-        score = self.value(replace(parts.score, parts.inner, here), places)
+        score = placed(replace(parts.score, parts.inner, here), places)
 
         def remember(at: Index) -> list[Statement]:
-            return [Store(self.before, at, load(self.largest, at))]
+            return [Store(self.scale, at, load(self.largest, at))]
 
         def raise_maximum(at: Index) -> list[Statement]:
             place = key.index() * self.wide + at
@@ -170,11 +166,11 @@ class _Blocked:
             return [Store(self.scores, place, score), Store(self.largest, at, largest)]
 
         def rescale(at: Index) -> list[Statement]:
-            scale = exp(binary("sub", load(self.before, at), load(self.largest, at)))
+            scale = exp(binary("sub", load(self.scale, at), load(self.largest, at)))
             sums = [
-                Store(m, at, binary("mul", load(m, at), load(self.before, at))) for m in self.sums
+                Store(m, at, binary("mul", load(m, at), load(self.scale, at))) for m in self.sums
             ]
-            return [Store(self.before, at, scale), *sums]
+            return [Store(self.scale, at, scale), *sums]
 
         def weights(at: Index) -> list[Statement]:
             place = key.index() * self.wide + at
@@ -183,7 +179,7 @@ class _Blocked:
             for memory, (_, extra) in zip(self.sums, parts.sums, strict=True):
                 term = load(self.scores, place)
                 if extra is not None:
-                    term = binary("mul", term, self.value(extra, places))
+                    term = binary("mul", term, placed(extra, places))
                 made.append(Store(memory, at, binary("add", load(memory, at), term)))
             return made if self.wide > 1 else made[:1]
 
@@ -199,34 +195,30 @@ class _Blocked:
         """Add up the weights if `weigh` leaves the sums out."""
         return []
 
-    def multiply_values(self) -> Statement:
+    def multiply_values(self) -> list[Statement]:
         """Compute output = output rescaled + values * weights, panel by panel."""
         parts, high = self.parts, self.column_panel
         columns = parts.columns.size
 
         def number(i: Index, key: Index) -> Value:
             places = {**self.places, parts.keys: self.first_key + key, parts.columns: i}
-            found, inside = self.value(parts.factor, places), at_least_zero(-i + (columns - 1))
+            found, inside = placed(parts.factor, places), at_least_zero(-i + (columns - 1))
             return guard(found, inside) if columns % high else found
 
         def rescaled(i: Index, row: Index) -> Value:
-            scale = load(self.before, row, lanes=self.lanes)
+            scale = load(self.scale, row, lanes=self.lanes)
             return binary("mul", self.tile(self.output)(i, row), scale)
 
-        return Panel(self.totals, high, VECTORS).over(
+        return [Panel(self.totals, high, VECTORS).over(
             "value", (round_up(columns, high), self.wide), Range("key", self.tall), number,
             self.tile(self.scores), rescaled, self.kept(self.output), (None, self.key_bound),
-        )  # fmt: skip
+        )]  # fmt: skip
 
     def finish(self, columns: Range) -> Statement:
         """Store the output's elements."""
-        computation, parts = self.computation, self.parts
-        column = Range("column", columns.size)
+        computation, column = self.computation, Range("column", columns.size)
         at = self.lane.index()
-        totals = {parts.largest: load(self.largest, at)}
-        totals |= {m: load(mine, at) for (m, _), mine in zip(parts.sums, self.sums, strict=True)}
-        totals[parts.output] = load(self.output, column.index() * self.wide + at)
-        root = ops.expand(parts.finished(totals))
+        root = self.running.finished(load(self.output, column.index() * self.wide + at), at)
         inner = Loop(column, stores(computation, root, {**self.places, columns: column.index()}))
         return self.rows.around(inner)
 
@@ -246,21 +238,18 @@ class _Row(_Blocked):
             for memory in self.sums
         ]
 
-    def multiply_keys(self) -> Statement:
+    def multiply_keys(self) -> list[Statement]:
         """Compute scores = keys * the row; zero for keys that are not visible."""
         clear = filled("fill", self.scores, const(0, float32))
-        return Loop(Range("once", 1), (clear, self.scored()))
-
-    def scored(self) -> Statement:
         parts, key = self.parts, Range("key", self.tall)
         step = Range("d", parts.depth.size)
         places = {parts.keys: self.first_key + key.index(), parts.depth: step.index()}
-        factor = self.value(parts.right, {**self.places, **places})
+        factor = placed(parts.right, {**self.places, **places})
         left = load(self.turned, step.index())
         if runs_along([parts.right], parts.keys, parts.depth):
             score = load(self.scores, key.index())
             more = Store(self.scores, key.index(), multiply_add(factor, left, score))
-            return Loop(step, (Loop(key, (more,), self.key_bound),))
+            return [clear, Loop(step, (Loop(key, (more,), self.key_bound),))]
         first = constant(0)
         total = load(self.totals, first)
         product = combine("sum", total, binary("mul", factor, left))
@@ -269,19 +258,19 @@ class _Row(_Blocked):
             Loop(step, (Store(self.totals, first, product),)),
             Store(self.scores, key.index(), total),
         )
-        return Loop(key, body, self.key_bound)
+        return [clear, Loop(key, body, self.key_bound)]
 
-    def multiply_values(self) -> Statement:
+    def multiply_values(self) -> list[Statement]:
         """Compute output = output rescaled + weights * values."""
         parts, column = self.parts, Range("column", self.parts.columns.size)
         at = column.index()
-        scaled = binary("mul", load(self.output, at), load(self.before, constant(0)))
+        scaled = binary("mul", load(self.output, at), load(self.scale, constant(0)))
 
         def added(keys: list[Index]) -> Statement:
             total = load(self.output, at)
             for key in keys:
                 places = {**self.places, parts.keys: self.first_key + key, parts.columns: at}
-                factor = self.value(parts.factor, places)
+                factor = placed(parts.factor, places)
                 total = multiply_add(factor, load(self.scores, key), total)
             return Loop(column, (Store(self.output, at, total),))
 
@@ -298,5 +287,5 @@ class _Row(_Blocked):
             first = bound % self.tall // ABREAST * ABREAST
             loop = Loop(rest, (added([first + rest.index()]),), bound % ABREAST)
             inside = both(at_least_zero(constant(self.tall - 1) - bound), at_least_zero(bound))
-            body.append(If(inside, (loop,)) if inside else loop)
-        return Loop(Range("once", 1), tuple(body))
+            body += guarded(inside, loop)
+        return body

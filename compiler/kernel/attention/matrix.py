@@ -20,16 +20,16 @@ other buffer afterwards: one barrier a tile. (T. Dao, "FlashAttention-2", arXiv:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import replace
 from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.functions import exp_below
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
-    binary,
     cast,
     const,
     gate,
@@ -37,31 +37,27 @@ from ugpu.compiler.expression.value import (
     substitute,
     value,
 )
-from ugpu.compiler.kernel.attention.tiles import (
-    VECTOR,
-    Factor,
-    deep_size,
-    lanes_of,
-    vector_of,
-    wide_size,
-)
+from ugpu.compiler.kernel.attention.running import Running, placed
+from ugpu.compiler.kernel.attention.tiles import VECTOR, deep_size, vector_of, wide_size
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
 from ugpu.compiler.kernel.choices import Attention
-from ugpu.compiler.kernel.gpu.join import exchange, join_lanes, larger
+from ugpu.compiler.kernel.gpu.cut import Factor, cleared, waiting
+from ugpu.compiler.kernel.gpu.fragments import operand, product
+from ugpu.compiler.kernel.gpu.join import exchange, join_lanes
 from ugpu.compiler.kernel.ir import (
     Barrier,
-    If,
     Kernel,
     Loop,
     Statement,
     Store,
     group_range,
+    guarded,
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import MatrixUnit
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
-from ugpu.compiler.kernel.shared.spread import pack, store
-from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
+from ugpu.compiler.kernel.shared.spread import lanes_of, pack, store
+from ugpu.compiler.pattern.online import Online, widened
 
 TURNED = 4  # keys that a thread joins if the memory of values runs across
 KEPT = 128  # maximum depth at which a lane keeps its row
@@ -121,23 +117,12 @@ class _OnUnits:
         self.totals = Memory("totals", float32, self.tall // unit.columns, "register", lanes)
         self.output = Memory("output", float32, self.wide // unit.columns, "register", lanes)
         self.scores = Memory("scores", float32, self.tall // unit.columns * lanes, "register")
-        count = unit.row_blocks
-        self.largest = [Memory(f"largest{b}", float32, 1, "register") for b in range(count)]
-        self.scale = [Memory(f"scale{b}", float32, 1, "register") for b in range(count)]
-        self.sums = [
-            [Memory(f"sum{i}_{b}", float32, 1, "register") for b in range(count)]
-            for i in range(len(parts.sums))
-        ]
+        self.running = [Running(parts, f"_{block}") for block in range(unit.row_blocks)]
 
     def kernel(self) -> Kernel:
-        unit, first = self.unit, constant(0)
-        zeros = value("broadcast", float32, (const(0, float32),), lanes=unit.total_lanes)
-        body: list[Statement] = [
-            Store(self.output, constant(i), zeros) for i in range(self.output.count)
-        ]
-        for block in range(unit.row_blocks):
-            body.append(Store(self.largest[block], first, const(FINITE_LOWEST, float32)))
-            body += [Store(sums[block], first, const(0, float32)) for sums in self.sums]
+        unit, body = self.unit, cleared(self.output)
+        for running in self.running:
+            body += running.begin()
         if self.keeps:
             for step in range(0, self.deep, self.span):
                 for turn, operand in enumerate(self.left_operands(constant(step))):
@@ -161,22 +146,16 @@ class _OnUnits:
         fetch: list[Statement] = []
         keep: list[Statement] = []
         for memory, size, pieces in self.pieces(following):
-            lanes = pieces[0][1].lanes
-            staged = Memory(f"next_{memory.name}", memory.dtype, len(pieces), "register", lanes)
-            other = (constant(1) - this % 2) * size
-            for number, (at, moved) in enumerate(pieces):
-                place = constant(number)
-                fetch.append(Store(staged, place, moved))
-                keep.append(Store(memory, other + at, load(staged, place, lanes=lanes)))
+            fetched, kept = waiting(pieces, memory, (constant(1) - this % 2) * size)
+            fetch += fetched
+            keep += kept
         body = (*fetch, *self.compute(this * self.tall, this % 2), *keep, Barrier())
         return [*self.fill(first), Barrier(), loop_over(tile, conditions, body)]
 
     def compute(self, start: Index, buffer: Index) -> list[Statement]:
         """Process the keys and values of a buffer."""
-        unit = self.unit
-        zeros = value("broadcast", float32, (const(0, float32),), lanes=unit.total_lanes)
         return [
-            *(Store(self.totals, constant(i), zeros) for i in range(self.totals.count)),
+            *cleared(self.totals),
             *self.multiply_keys(buffer * self.of_keys),
             *self.weigh(start),
             *self.multiply_values(buffer * self.of_values),
@@ -196,19 +175,9 @@ class _OnUnits:
         """Number of steps of the depth that a wave takes at once."""
         return vector_of(self.unit) * self.unit.depth_parts
 
-    def value(self, root: Value) -> Value:
-        return substitute(ops.expand(root), self.places)
-
-    def dealt(self, fragment: int, number: Index, joined: int) -> Index:
-        """Return the place of column `number` of one of `joined` fragments: each part has a run."""
-        unit = self.unit
-        part, place = unit.column_part(number)
-        base = fragment // joined * (joined * unit.columns)
-        return part * (unit.run * joined) + place + (base + fragment % joined * unit.run)
-
     def factor(self, side: Value, across: Range, most: int, along: Range, long: int) -> Factor:
         """Return a narrow factor over ranges of whole tiles."""
-        narrow, wide = widened(self.value(side.sources[0]), across, most)
+        narrow, wide = widened(placed(side.sources[0], self.places), across, most)
         narrow, deep = widened(narrow, along, long)
         return Factor(narrow, wide, deep)
 
@@ -239,13 +208,9 @@ class _OnUnits:
         units = self.wide * self.tall // (VECTOR * TURNED)
         for number in self.shares(units):
             column, key = number % (self.wide // VECTOR) * VECTOR, number // (self.wide // VECTOR)
-            lines = [
-                factor.across(start + key * TURNED + i, self.first_column + column, VECTOR)
-                for i in range(TURNED)
-            ]
-            for i in range(VECTOR):
-                at = (column + i) * (self.tall + VECTOR) + key * TURNED
-                of_values.append((at, pack([line[i] for line in lines])))
+            place = start + key * TURNED, self.first_column + column
+            for i, vector in enumerate(factor.turned(*place, TURNED, VECTOR)):
+                of_values.append(((column + i) * (self.tall + VECTOR) + key * TURNED, vector))
         return [(self.keys, self.of_keys, of_keys), (self.values, self.of_values, of_values)]
 
     def shares(self, units: int) -> list[Index]:
@@ -259,24 +224,8 @@ class _OnUnits:
         left = self.factor(parts.left, parts.rows, self.rows.size, parts.depth, self.deep)
         at = unit.depth_part(self.lane) * count + step
         blocks = [left.along(row, at, count) for row in self.row]
-        turns = range(count // unit.held)
-        return [self.operand([b[t * unit.held : (t + 1) * unit.held] for b in blocks])
-                for t in turns]  # fmt: skip
-
-    def operand(self, blocks: list[list[Value]]) -> Value:
-        """Return a left fragment in its instruction's order, with `held` steps for each block."""
-        length = self.unit.held // self.unit.chunks
-        taken: list[Value] = []
-        for chunk in range(self.unit.chunks):
-            for block in blocks:
-                taken += block[chunk * length : (chunk + 1) * length]
-        return pack(taken)
-
-    def product(self, totals: Memory, at: int, left: Value, right: Value) -> Statement:
-        unit, place = self.unit, constant(at)
-        sources = (left, right, load(totals, place, lanes=unit.total_lanes))
-        made = value("matrix", float32, sources, unit.name, unit.total_lanes)
-        return Store(totals, place, made)
+        starts = range(0, count, unit.held)
+        return [operand(unit, [b[at : at + unit.held] for b in blocks]) for at in starts]
 
     def multiply_keys(self, base: Index) -> list[Statement]:
         """Compute totals += left x keys, from the buffer that starts at `base`."""
@@ -299,71 +248,48 @@ class _OnUnits:
         at = unit.depth_part(self.lane) * count + step
         statements: list[Statement] = []
         for fragment in range(self.totals.count):
-            row = self.dealt(fragment, self.position, self.joined)
+            row = unit.dealt(fragment, *unit.column_part(self.position), self.joined)
             vector = load(self.keys, base + row * (self.deep + VECTOR) + at, lanes=count)
             for turn, left in enumerate(lefts):
-                right = lanes_of(vector, turn * unit.held, unit.held)
-                statements.append(self.product(self.totals, fragment, left, right))
+                right = pack(lanes_of(vector, turn * unit.held, unit.held))
+                statements.append(product(unit, self.totals, fragment, left, right))
         return statements
 
     def weigh(self, start: Index) -> list[Statement]:
         """Turn scores into weights; rescale the running sums and the output."""
-        parts, unit, zero = self.parts, self.unit, constant(0)
-        lanes = unit.total_lanes
+        parts, unit, lanes = self.parts, self.unit, self.unit.total_lanes
         statements: list[Statement] = []
         # stands for the product of a row and a key while their ranges are widened
-        inner = load(Memory("inner", float32, 1, "register"), zero)
+        inner = load(Memory("inner", float32, 1, "register"), constant(0))
         score, rows, keys = self.by_key(replace(parts.score, parts.inner, inner))
-        extras = [None if extra is None else self.by_key(extra)[0] for _, extra in parts.sums]
+        extras = {extra: self.by_key(extra)[0] for _, extra in parts.sums if extra is not None}
 
-        def key_of(fragment: int, place: int) -> Index:
-            run = unit.run
-            base = fragment // self.joined * (self.joined * unit.columns)
-            return (
-                start
-                + self.part * (run * self.joined)
-                + (base + fragment % self.joined * run + place)
-            )
+        def factor(places: Sequence[Mapping[Range, Index]], extra: Value, number: int) -> Value:
+            return substitute(extras[extra], places[number])
 
-        for block in range(unit.row_blocks):
-            largest, scale = load(self.largest[block], zero), load(self.scale[block], zero)
-            raised, places = largest, []
+        for block, running in enumerate(self.running):
+            scores: list[Value] = []
+            places: list[Mapping[Range, Index]] = []
             for fragment in range(self.totals.count):
                 total = load(self.totals, constant(fragment), lanes=lanes)
-                for place in range(unit.run):
-                    at = fragment * lanes + block * unit.run + place
-                    key = key_of(fragment, place)
-                    here = value("extract", float32, (total,), block * unit.run + place)
-                    made = replace(score, inner, here)
-                    made = substitute(made, {rows: self.row[block], keys: key})
+                for place, here in enumerate(lanes_of(total, block * unit.run, unit.run)):
+                    at = constant(fragment * lanes + block * unit.run + place)
+                    key = start + unit.dealt(fragment, self.part, constant(place), self.joined)
+                    places.append({rows: self.row[block], keys: key})
+                    made = substitute(replace(score, inner, here), places[-1])
                     exists = at_least_zero(constant(parts.keys.size - 1) - key)
                     made = gate(exists, made, const(float("-inf"), float32))
-                    statements.append(Store(self.scores, constant(at), made))
-                    raised = larger(raised, load(self.scores, constant(at)))
-                    places.append((at, key))
-            statements += [
-                Store(self.scale[block], zero, largest),
-                Store(self.largest[block], zero, raised),
-                *self.join_row("max", self.largest[block]),
-                Store(self.scale[block], zero, exp_below(binary("sub", scale, largest))),
-            ]
-            for at, _ in places:
-                weight = exp_below(binary("sub", load(self.scores, constant(at)), largest))
-                statements.append(Store(self.scores, constant(at), weight))
-            for sums, extra in zip(self.sums, extras, strict=True):
-                total = binary("mul", load(sums[block], zero), scale)
-                for at, key in places:
-                    term = load(self.scores, constant(at))
-                    if extra is not None:
-                        found = substitute(extra, {rows: self.row[block], keys: key})
-                        term = binary("mul", term, found)
-                    total = binary("add", total, term)
-                statements.append(Store(sums[block], zero, total))
+                    statements.append(Store(self.scores, at, made))
+                    scores.append(load(self.scores, at))
+            statements += running.raised(scores, *self.join_row("max", running.largest))
+            for each in scores:
+                statements.append(Store(self.scores, each.arg.index, running.weight(each)))
+            statements += running.added(scores, partial(factor, places))
         return statements
 
     def by_key(self, root: Value) -> tuple[Value, Range, Range]:
         """Return a value of a row and a key, either possibly beyond the last, and their ranges."""
-        root, rows = widened(self.value(root), self.parts.rows, self.rows.size)
+        root, rows = widened(placed(root, self.places), self.parts.rows, self.rows.size)
         root, keys = widened(root, self.parts.keys, self.all_keys)
         return root, rows, keys
 
@@ -376,8 +302,8 @@ class _OnUnits:
 
     def multiply_values(self, base: Index) -> list[Statement]:
         """Compute output = output rescaled + weights x values, from the buffer at `base`."""
-        unit, lanes, zero = self.unit, self.unit.total_lanes, constant(0)
-        scales = [load(self.scale[block], zero) for block in range(unit.row_blocks)]
+        unit, lanes = self.unit, self.unit.total_lanes
+        scales = [load(running.scale, constant(0)) for running in self.running]
         scale = pack([scales[lane // unit.run] for lane in range(lanes)])
         statements: list[Statement] = []
         for column in range(self.output.count):
@@ -388,9 +314,9 @@ class _OnUnits:
             left = self.weights(group)
             at = unit.depth_part(self.lane) * unit.held + group * unit.depth
             for column in range(self.output.count):
-                row = self.dealt(column, self.position, self.stored)
+                row = unit.dealt(column, *unit.column_part(self.position), self.stored)
                 right = load(self.values, base + row * (self.tall + VECTOR) + at, lanes=unit.held)
-                statements.append(self.product(self.output, column, left, right))
+                statements.append(product(unit, self.output, column, left, right))
         return statements
 
     def weights(self, group: int) -> Value:
@@ -406,7 +332,7 @@ class _OnUnits:
             if unit.depth_parts == 1:
                 mine = self.all_parts(mine)
             blocks.append(mine)
-        return self.operand(blocks)
+        return operand(unit, blocks)
 
     def all_parts(self, mine: list[Value]) -> list[Value]:
         """Return the steps of both parts in order, from the part's own steps."""
@@ -421,10 +347,10 @@ class _OnUnits:
 
     def finish(self) -> list[Statement]:
         """Store the output's elements that are in range."""
-        parts, unit, zero = self.parts, self.unit, constant(0)
+        parts, unit = self.parts, self.unit
         statements: list[Statement] = []
-        for sums in self.sums:
-            for memory in sums:
+        for running in self.running:
+            for memory in running.sums:
                 statements += self.join_row("sum", memory)
         run = unit.run * self.stored
         width = run
@@ -432,36 +358,28 @@ class _OnUnits:
             width //= 2
         lanes = unit.total_lanes
         for block in range(unit.row_blocks):
-            totals = {parts.largest: load(self.largest[block], zero)}
-            totals |= {
-                memory: load(sums[block], zero)
-                for (memory, _), sums in zip(parts.sums, self.sums, strict=True)
-            }
             in_rows = at_least_zero(constant(parts.rows.size - 1) - self.row[block])
             for fragment in range(0, self.output.count, self.stored):
-                taken = [
-                    value("extract", float32,
-                          (load(self.output, constant(fragment + f), lanes=lanes),),
-                          block * unit.run + place)
-                    for f in range(self.stored) for place in range(unit.run)
-                ]  # fmt: skip
+                taken: list[Value] = []
+                for number in range(fragment, fragment + self.stored):
+                    total = load(self.output, constant(number), lanes=lanes)
+                    taken += lanes_of(total, block * unit.run, unit.run)
                 base = self.first_column + (self.part * run + fragment * unit.columns)
                 for start in range(0, run, width):
                     several = taken[start : start + width]
-                    statements += self.stored_run(several, base + start, block, totals, in_rows)
+                    statements += self.stored_run(several, base + start, block, in_rows)
         return statements
 
     def stored_run(
-        self, taken: list[Value], base: Index, block: int, totals: dict[Memory, Value],
-        in_rows: tuple[Index, ...],
-    ) -> list[Statement]:  # fmt: skip
+        self, taken: list[Value], base: Index, block: int, in_rows: Validity
+    ) -> Sequence[Statement]:
         """Store neighbouring columns of a row."""
         computation, parts, width = self.computation, self.parts, len(taken)
         places = {**self.places, parts.rows: self.row[block]}
         several: dict[Memory, list[Value]] = {memory: [] for memory in computation.outputs}
         for i, each in enumerate(taken):
             here = {**places, parts.columns: base + i}
-            root = substitute(ops.expand(parts.finished({**totals, parts.output: each})), here)
+            root = substitute(self.running[block].finished(each), here)
             for memory, result in computation.results(root):
                 several[memory].append(result)
         stores: list[Statement] = []
@@ -475,4 +393,4 @@ class _OnUnits:
                 at = position.substitute({**places, parts.columns: base + i})
                 stores.append(Store(memory, at, each))
         inside = both(in_rows, at_least_zero(constant(parts.columns.size - width) - base))
-        return [If(inside, tuple(stores))] if inside else stores
+        return guarded(inside, *stores)

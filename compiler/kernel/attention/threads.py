@@ -12,20 +12,26 @@ from __future__ import annotations
 from math import gcd
 
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import multiply_add, replace
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.functions import exp_below
-from ugpu.compiler.expression.value import Memory, Value, binary, const, load, substitute
+from ugpu.compiler.expression.value import Memory, Value, binary, const, load
+from ugpu.compiler.kernel.attention.running import Running, placed
 from ugpu.compiler.kernel.attention.visible import loop_over, seen
 from ugpu.compiler.kernel.choices import Attention
-from ugpu.compiler.kernel.gpu.join import larger
 from ugpu.compiler.kernel.gpu.loops import threads_along
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.ir import (
+    Kernel,
+    Loop,
+    Statement,
+    Store,
+    group_range,
+    guarded,
+    thread_range,
+)
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, stores
 from ugpu.compiler.kernel.shared.spread import spread
-from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
+from ugpu.compiler.pattern.online import Online, widened
 from ugpu.hcq.state.target import TargetSpec
 
 KEYS = 16  # maximum keys taken together: the output is read and written once for them
@@ -89,21 +95,18 @@ class _ByThreads:
         self.output = Memory("output", float32, share * self.block, "local")
         self.share = share
         self.scores = Memory("scores", float32, self.count, "register")
-        self.largest = Memory("largest", float32, 1, "register")
-        self.scale = Memory("scale", float32, 1, "register")
-        self.sums = [Memory(f"sum{i}", float32, 1, "register") for i in range(len(parts.sums))]
+        self.running = Running(parts)
 
     def kernel(self) -> Kernel:
-        parts, zero, first = self.parts, const(0, float32), constant(0)
+        parts, zero = self.parts, const(0, float32)
         depth, column = Range("d", parts.depth.size), Range("e", self.share)
-        taken = self.value(parts.left, {**self.places, parts.depth: depth.index()})
+        taken = placed(parts.left, {**self.places, parts.depth: depth.index()})
         body: list[Statement] = []
         if self.keeps:
             body.append(Loop(depth, (Store(self.left, self.own(depth.index()), taken),)))
         body += [
             Loop(column, (Store(self.output, self.own(column.index()), zero),)),
-            Store(self.largest, first, const(FINITE_LOWEST, float32)),
-            *(Store(memory, first, zero) for memory in self.sums),
+            *self.running.begin(),
         ]
         whole = parts.keys.size // self.count
         body.append(self.over("keys", whole, 0, self.count))
@@ -111,11 +114,7 @@ class _ByThreads:
         if rest:
             body.append(self.over("rest", rest, whole * self.count, 1))
         body.append(self.finish(column))
-        inside = (If(self.exists, tuple(body)),) if self.exists else tuple(body)
-        return kernel_over(self.computation, self.grid, self.block, inside)
-
-    def value(self, root: Value, places: dict[Range, Index]) -> Value:
-        return substitute(ops.expand(root), places)
+        return kernel_over(self.computation, self.grid, self.block, guarded(self.exists, *body))
 
     def own(self, element: Index) -> Index:
         """Return the place of an element of this thread's row."""
@@ -132,9 +131,8 @@ class _ByThreads:
 
     def weigh(self, keys: list[Index]) -> list[Statement]:
         """Compute the next keys' scores, the new maximum, weights and sums."""
-        parts, zero = self.parts, constant(0)
+        parts, running = self.parts, self.running
         scores = [load(self.scores, constant(i)) for i in range(len(keys))]
-        largest, scale = load(self.largest, zero), load(self.scale, zero)
         together = _divisor(parts.depth.size, TOGETHER) or 1
         step = Range("d", parts.depth.size // together)
         statements: list[Statement] = [
@@ -145,40 +143,28 @@ class _ByThreads:
         lefts = self.lefts(first, together)
         for i, key in enumerate(keys):
             total = scores[i]
-            right = self.value(parts.right, {**self.places, parts.keys: key})
+            right = placed(parts.right, self.at_key(key))
             for left, each in zip(lefts, spread(right, parts.depth, first, together), strict=True):
                 total = multiply_add(left, each, total)
             products.append(Store(self.scores, constant(i), total))
         statements.append(Loop(step, tuple(products)))
-        raised = largest
         for i, key in enumerate(keys):
-            places = {**self.places, parts.keys: key}
-            score = self.value(replace(parts.score, parts.inner, scores[i]), places)
+            score = placed(replace(parts.score, parts.inner, scores[i]), self.at_key(key))
             statements.append(Store(self.scores, constant(i), score))
-            raised = larger(raised, scores[i])
-        statements.append(Store(self.scale, zero, largest))
-        statements.append(Store(self.largest, zero, raised))
-        statements.append(Store(self.scale, zero, exp_below(binary("sub", scale, largest))))
+        statements += running.raised(scores)
         for i, score in enumerate(scores):
-            weight = exp_below(binary("sub", score, largest))
-            statements.append(Store(self.scores, constant(i), weight))
-        for memory, (_, extra) in zip(self.sums, parts.sums, strict=True):
-            total = binary("mul", load(memory, zero), scale)
-            for key, weight in zip(keys, scores, strict=True):
-                term = weight
-                if extra is not None:
-                    term = binary(
-                        "mul", weight, self.value(extra, {**self.places, parts.keys: key})
-                    )
-                total = binary("add", total, term)
-            statements.append(Store(memory, zero, total))
-        return statements
+            statements.append(Store(self.scores, constant(i), running.weight(score)))
+        factors = running.added(scores, lambda extra, i: placed(extra, self.at_key(keys[i])))
+        return [*statements, *factors]
+
+    def at_key(self, key: Index) -> dict[Range, Index]:
+        return {**self.places, self.parts.keys: key}
 
     def lefts(self, first: Index, count: int) -> list[Value]:
         """Return elements of this thread's row of the left factor."""
         if self.keeps:
             return [load(self.left, self.own(first + i)) for i in range(count)]
-        taken = self.value(self.parts.left, self.places)
+        taken = placed(self.parts.left, self.places)
         return spread(taken, self.parts.depth, first, count)
 
     def multiply(self, keys: list[Index]) -> Statement:
@@ -187,13 +173,13 @@ class _ByThreads:
         together = _divisor(gcd(self.share, parts.columns.size), TOGETHER) or 1
         step = Range("e", self.share // together)
         first = step.index() * together
-        scale = load(self.scale, constant(0))
+        scale = load(self.running.scale, constant(0))
         totals = [
             binary("mul", load(self.output, self.own(first + i)), scale) for i in range(together)
         ]
         for number, key in enumerate(keys):
             weight = load(self.scores, constant(number))
-            factor = self.value(parts.factor, {**self.places, parts.keys: key})
+            factor = placed(parts.factor, self.at_key(key))
             factor, wide = widened(factor, parts.columns, self.grid[2] * self.share)
             found = spread(factor, wide, self.first_column + first, together)
             totals = [multiply_add(weight, e, t) for e, t in zip(found, totals, strict=True)]
@@ -202,15 +188,11 @@ class _ByThreads:
 
     def finish(self, column: Range) -> Statement:
         """Store the output's elements."""
-        parts, zero = self.parts, constant(0)
-        totals = {parts.largest: load(self.largest, zero)}
-        totals |= {m: load(mine, zero) for (m, _), mine in zip(parts.sums, self.sums, strict=True)}
-        totals[parts.output] = load(self.output, self.own(column.index()))
-        here = self.first_column + column.index()
-        places = {**self.places, parts.columns: here}
-        results = stores(self.computation, ops.expand(parts.finished(totals)), places)
+        parts, here = self.parts, self.first_column + column.index()
+        root = self.running.finished(load(self.output, self.own(column.index())))
+        results = stores(self.computation, root, {**self.places, parts.columns: here})
         exists = at_least_zero(constant(parts.columns.size - 1) - here)
-        return Loop(column, (If(exists, results),) if exists else results)
+        return Loop(column, guarded(exists, *results))
 
 
 def _divisor(size: int, most: int) -> int:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from ugpu.compiler.dtype import DType, float32
-from ugpu.compiler.expression.algebra import Index, Range
-from ugpu.compiler.expression.value import Value, substitute, value
+from ugpu.compiler.expression.value import Value
 from ugpu.compiler.kernel.choices import Attention
 from ugpu.compiler.kernel.matrix_units import MatrixUnit, find_unit
-from ugpu.compiler.kernel.shared.spread import pack, spread
 from ugpu.compiler.pattern.online import Online
 from ugpu.hcq.state.target import TargetSpec
 
@@ -63,24 +61,3 @@ def wide_size(parts: Online, unit: MatrixUnit) -> int:
     """Return the columns of a group, in whole fragments."""
     blocks = -(-parts.columns.size // LONGEST)
     return -(-parts.columns.size // (blocks * unit.columns)) * unit.columns
-
-
-class Factor:
-    """A narrow factor over two ranges."""
-
-    def __init__(self, root: Value, wide: Range, deep: Range) -> None:
-        self.root, self.wide, self.deep = root, wide, deep
-
-    def along(self, row: Index, step: Index, count: int) -> list[Value]:
-        """Return elements of a row, along the second range."""
-        return spread(substitute(self.root, {self.wide: row}), self.deep, step, count)
-
-    def across(self, step: Index, row: Index, count: int) -> list[Value]:
-        """Return elements at a step, along the first range."""
-        return spread(substitute(self.root, {self.deep: step}), self.wide, row, count)
-
-
-def lanes_of(vector: Value, first: int, count: int) -> Value:
-    """Return some lanes of a vector."""
-    taken = [value("extract", vector.dtype, (vector,), first + i) for i in range(count)]
-    return pack(taken)

@@ -25,7 +25,7 @@ from ugpu.compiler.expression.algebra import (
     constant,
 )
 from ugpu.compiler.expression.value import Value
-from ugpu.compiler.kernel.ir import If, Loop, Statement
+from ugpu.compiler.kernel.ir import Loop, Statement, guarded
 
 
 def needed(score: Value) -> Validity:
@@ -150,5 +150,4 @@ def bounded(conditions: Validity, counter: Range) -> tuple[Index | None, Validit
 def loop_over(tile: Range, conditions: Validity, body: Sequence[Statement]) -> Loop:
     """Return a loop over the tiles for which the conditions hold."""
     bound, rest = bounded(conditions, tile)
-    inside = tuple(body)
-    return Loop(tile, (If(rest, inside),) if rest else inside, bound)
+    return Loop(tile, guarded(rest, *body), bound)

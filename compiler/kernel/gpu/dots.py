@@ -15,25 +15,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ugpu.compiler.expression.accumulate import combine, multiply_add, replace
+from ugpu.compiler.expression.accumulate import multiply_add
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
-from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
+from ugpu.compiler.expression.value import Memory, Value, load, substitute
 from ugpu.compiler.kernel.choices import Dots, Space
-from ugpu.compiler.kernel.gpu.join import join_lanes
+from ugpu.compiler.kernel.gpu.cut import cleared
+from ugpu.compiler.kernel.gpu.join import READ, join_lanes, total_of
 from ugpu.compiler.kernel.gpu.loops import blocks
 from ugpu.compiler.kernel.gpu.tiles import SIDES
 from ugpu.compiler.kernel.ir import (
     Barrier,
-    If,
     Kernel,
     Loop,
     Statement,
     Store,
     group_range,
+    guarded,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, result
 from ugpu.compiler.kernel.shared.spread import spread
 from ugpu.compiler.pattern.contraction import Sides
 from ugpu.hcq.state.target import TargetSpec
@@ -42,7 +43,6 @@ BLOCK = 16  # results of a group
 STEPS = 8  # steps of the depth for a thread, before a group has more waves
 DEPTH = 64  # from here on blocks are faster than a thread or a group for each result,
 TILED_DEPTH = 256  # and from here on faster than tiles that are at most half full
-READ = 4  # totals that a thread reads at once
 LANES = 256  # maximum threads of a group
 PADDING = 4  # totals between rows in local memory, against bank conflicts
 
@@ -151,7 +151,7 @@ def multiply(
     counter = Range("step", -(-depth // lanes))
     step = counter.index() * lanes + thread
     left, right = block.read(step, rows, columns)
-    added: tuple[Statement, ...] = tuple(
+    added = (
         Store(totals, at, multiply_add(row, column, load(totals, at)))
         for number, row in enumerate(left)
         for at, column in (
@@ -159,13 +159,11 @@ def multiply(
         )
     )
     inside = at_least_zero(constant(depth - 1) - step)
-    if inside:
-        added = (If(inside, added),)
     shared = Memory("shared", totals.dtype, totals.count * (lanes + PADDING), "local")
     total = Memory("total", totals.dtype, 1, "register")
     body: tuple[Statement, ...] = (
-        *(Store(totals, constant(i), const(0, totals.dtype)) for i in range(totals.count)),
-        Loop(counter, added),
+        *cleared(totals),
+        Loop(counter, guarded(inside, *added)),
         *_joined(computation, block, dots, totals, shared, total),
     )
     return kernel_over(computation, grid, lanes, body)
@@ -190,22 +188,9 @@ def _joined(
     sharers = lanes // totals.count
     each = lanes // sharers
     number, start = thread // sharers, thread % sharers * each
-    width = min(READ, each)
-    whole: Value | None = None
-    for first in range(0, each, width):
-        several = load(shared, number * pitch + start + first, lanes=width)
-        for lane in range(width):
-            part = value("extract", total.dtype, (several,), lane) if width > 1 else several
-            whole = part if whole is None else combine("sum", whole, part)
-    assert whole is not None
+    whole = total_of("sum", shared, number * pitch + start, each)
     statements.append(Store(total, constant(0), whole))
     statements += join_lanes("sum", total, sharers)
     places = block.places(number // columns, number % columns)
-    root = substitute(computation.value, places)
-    reduce = substitute(block.sides.reduce, places)
-    result = replace(root, reduce, load(total, constant(0)))
-    position = computation.position.substitute(places)
-    store = Store(computation.output, position, result)
-    first_one = at_least_zero(-(thread % sharers))
-    statements.append(If(first_one, (store,)) if first_one else store)
-    return statements
+    store = result(computation, places, load(total, constant(0)), block.sides.reduce)
+    return [*statements, *guarded(at_least_zero(-(thread % sharers)), store)]

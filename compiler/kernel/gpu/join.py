@@ -7,10 +7,13 @@ its total in local memory, and after one barrier all threads read all totals.
 
 from __future__ import annotations
 
+from functools import partial, reduce
+
 from ugpu.compiler.expression.accumulate import combine
-from ugpu.compiler.expression.algebra import at_least_zero, constant
+from ugpu.compiler.expression.algebra import Index, at_least_zero, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, load, value
 from ugpu.compiler.kernel.ir import Barrier, If, Statement, Store, thread_range
+from ugpu.compiler.kernel.shared.spread import lanes_of
 
 READ = 4  # totals that a thread reads at once
 
@@ -57,12 +60,12 @@ def join(
         If(at_least_zero(-(thread % wave)), (Store(shared, thread // wave, here),)),
         Barrier(),
     ]
-    count = min(READ, shared.count)
-    joined: Value | None = None
-    for start in range(0, shared.count, count):
-        several = load(shared, constant(start), lanes=count)
-        for lane in range(count):
-            each = value("extract", total.dtype, (several,), lane)
-            joined = each if joined is None else combine(operation, joined, each)
-    assert joined is not None
+    joined = total_of(operation, shared, constant(0), shared.count)
     return [*statements, Store(total, constant(0), joined)]
+
+
+def total_of(operation: str, memory: Memory, start: Index, count: int) -> Value:
+    """Return the total of neighbouring elements of a memory."""
+    width = min(READ, count)
+    vectors = [load(memory, start + at, lanes=width) for at in range(0, count, width)]
+    return reduce(partial(combine, operation), [each for v in vectors for each in lanes_of(v)])

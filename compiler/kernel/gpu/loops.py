@@ -17,8 +17,8 @@ from ugpu.compiler.expression.algebra import (
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import substitute
 from ugpu.compiler.kernel.choices import Space, Threads
-from ugpu.compiler.kernel.ir import If, Kernel, Statement, group_range, thread_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, stores
+from ugpu.compiler.kernel.ir import Kernel, group_range, guarded, thread_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
 from ugpu.compiler.kernel.shared.spread import spread, store, vector_width
 from ugpu.hcq.state.target import TargetSpec
 
@@ -70,10 +70,7 @@ def elementwise(
     computation: Computation, target: TargetSpec, threads: Threads | None = None
 ) -> Kernel:
     """Compute a few neighbouring elements per thread; the grid's y axis takes the outer ranges."""
-    ranges = computation.ranges
-    if not ranges:
-        return _single(computation, target)
-    outer, last = ranges[:-1], ranges[-1]
+    *outer, last = computation.ranges or (Range("i", 1),)
     threads = threads or default_threads(computation, target)
     width, most = threads.width, threads.block
     units = last.size // width
@@ -89,26 +86,10 @@ def elementwise(
     base = indices[-1] * width
     position = computation.position.substitute({**places, last: base})
     results = computation.results(substitute(computation.value, places))
-    body: tuple[Statement, ...] = tuple(
-        store(memory, position, spread(root, last, base, width)) for memory, root in results
-    )
-    if computation.chosen is not None:
-        allowed = substitute_all(computation.chosen.allowed, {**places, last: base})
-        body = (If(allowed, body),)
-    if conditions:
-        body = (If(conditions, body),)
-    return kernel_over(computation, grid, block, body)
-
-
-def _single(computation: Computation, target: TargetSpec) -> Kernel:
-    """Compute one element: in one wave, by one thread."""
-    thread = thread_range(target.wave_size).index()
-    inside: tuple[Statement, ...] = stores(computation, computation.value, {})
+    stores = (store(memory, position, spread(root, last, base, width)) for memory, root in results)
     allowed = () if computation.chosen is None else computation.chosen.allowed
-    if allowed:
-        inside = (If(allowed, inside),)
-    body = (If(at_least_zero(-thread), inside),)
-    return kernel_over(computation, (1, 1, 1), target.wave_size, body)
+    body = guarded(substitute_all(allowed, {**places, last: base}), *stores)
+    return kernel_over(computation, grid, block, guarded(conditions, *body))
 
 
 def threads_along(

@@ -3,7 +3,10 @@ of neighbouring results where memory runs along them."""
 
 from __future__ import annotations
 
-from ugpu.compiler.expression.accumulate import combine, identity, replace
+from functools import partial
+from functools import reduce as fold
+
+from ugpu.compiler.expression.accumulate import combine, identity
 from ugpu.compiler.expression.algebra import Range, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, substitute
@@ -15,12 +18,12 @@ from ugpu.compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
-    Statement,
     Store,
     group_range,
+    guarded,
     thread_range,
 )
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over, result
 from ugpu.compiler.kernel.shared.spread import loads
 from ugpu.compiler.pattern.chain import single
 from ugpu.hcq.state.target import TargetSpec
@@ -104,7 +107,7 @@ def reduction(
 
 def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
     """Compute a wave of neighbouring results per group; each of its waves takes every n-th step, so
-    that lanes read neighbours. Then join the waves by a tree."""
+    that lanes read neighbours. Then the first wave joins the totals of all."""
     operation, over = reduce.arg
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     wave, length = target.wave_size, elements(over)
@@ -120,41 +123,19 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, mos
     counter = Range("k", -(-length // waves))
     step = counter.index() * waves + thread // wave
     taken = substitute(reduce.sources[0], {**places, **places_at(over, step)})
-    add: tuple[Statement, ...] = (Store(total, constant(0), combine(operation, here, taken)),)
+    add = Store(total, constant(0), combine(operation, here, taken))
     inside = at_least_zero(constant(length - 1) - step)
-    if inside:
-        add = (If(inside, add),)
     # Lanes without a result take no step at all, so that a loop of whole steps has no conditions.
-    steps: tuple[Statement, ...] = (Loop(counter, add),)
-    if exists:
-        steps = (If(exists, steps),)
-
-    shared = Memory("shared", reduce.dtype, most + most // 2, "local")
-    root = substitute(computation.value, places)
-    result = replace(root, substitute(reduce, places), load(shared, thread))
-    position = computation.position.substitute(places)
+    steps = guarded(exists, Loop(counter, guarded(inside, add)))
+    shared = Memory("shared", reduce.dtype, most, "local")
     first_wave = at_least_zero(constant(wave - 1) - thread)
-    body: tuple[Statement, ...] = (
+    others = [load(shared, thread % wave + first) for first in range(0, most, wave)]
+    joined = fold(partial(combine, operation), others)
+    body = (
         Store(total, constant(0), identity(operation, reduce.dtype)),
         *steps,
-        *tree(operation, shared, here, most, wave),
-        If(both(first_wave, exists), (Store(computation.output, position, result),)),
+        Store(shared, thread, here),
+        Barrier(),
+        If(both(first_wave, exists), (result(computation, places, joined, reduce),)),
     )
     return kernel_over(computation, grid, most, body)
-
-
-def tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:
-    """Join the totals of all threads until the first `lowest` threads hold the total of the rest.
-
-    shared: 1.5 times as long as the block, so that the addresses of idle threads are also inside.
-    """
-    thread = thread_range(block).index()
-    statements: list[Statement] = [Store(shared, thread, here), Barrier()]
-    half = block // 2
-    while half >= lowest:
-        pair = combine(operation, load(shared, thread), load(shared, thread + half))
-        active = at_least_zero(constant(half - 1) - thread)
-        statements.append(If(active, (Store(shared, thread, pair),)))
-        statements.append(Barrier())
-        half //= 2
-    return statements

@@ -11,6 +11,7 @@ are then those aligned in memory, and the elements left at both ends are process
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ugpu.compiler.expression import elementary as ops
@@ -30,12 +31,12 @@ from ugpu.compiler.kernel.choices import Rows, Space
 from ugpu.compiler.kernel.gpu.join import join, waves_memory
 from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, threads_along
 from ugpu.compiler.kernel.ir import (
-    If,
     Kernel,
     Loop,
     Statement,
     Store,
     group_range,
+    guarded,
     nested,
     thread_range,
 )
@@ -173,8 +174,7 @@ def by_threads(computation: Computation, chain: Chain, target: TargetSpec, most:
         else:
             inside = stores(computation, ops.expand(root), places)
         body += nested(ranges, *inside)
-    statements = (If(conditions, tuple(body)),) if conditions else tuple(body)
-    return kernel_over(computation, (groups, 1, 1), block, statements)
+    return kernel_over(computation, (groups, 1, 1), block, guarded(conditions, *body))
 
 
 class _ByLanes:
@@ -237,7 +237,7 @@ class _ByLanes:
         body += self.over(chain.inner, len(chain.stages))
         return kernel_over(computation, (self.groups, 1, 1), self.block, body)
 
-    def over(self, ranges: tuple[Range, ...], number: int) -> list[Statement]:
+    def over(self, ranges: tuple[Range, ...], number: int) -> Sequence[Statement]:
         """Return the statements of one pass over the row."""
         if not ranges:
             taken = self.piece(ranges, number, 0, [], 1)
@@ -266,10 +266,9 @@ class _ByLanes:
             whole += self.at_ends(ranges, number, steps * width)
         return whole
 
-    def where(self, inside: Validity, statements: list[Statement]) -> list[Statement]:
+    def where(self, inside: Validity, statements: Sequence[Statement]) -> tuple[Statement, ...]:
         """Guard statements: the row must exist and `inside` must hold."""
-        exists = both(self.exists, inside)
-        return [If(exists, tuple(statements))] if exists else statements
+        return guarded(both(self.exists, inside), *statements)
 
     def at_ends(self, ranges: tuple[Range, ...], number: int, slot: int) -> list[Statement]:
         """Return statements for the elements before a row's first vector and after its last, one

@@ -65,13 +65,18 @@ def tiles_fit(tiles: Tiles, width: int, target: TargetSpec) -> bool:
 def best_tiles(product: Product, target: TargetSpec) -> Tiles:
     """Return the tiles with the smallest block among those that take less than a launch, else with
     the least total work among those that are about the fastest."""
+    most, unroll = (REGISTERS - OTHERS) // max(product.width // 4, 1), UNROLL
+    if target.quick:  # half the text: a model's calls take as long, its first one 0.2 s less
+        unroll = 1
+        if target.abi == "ptx":  # the same again; a model of RDNA runs larger blocks faster
+            most = min(BLOCKS) ** 2
     candidates = (
-        Tiles((tall, wide), (rows, columns), DEPTH, UNROLL)
+        Tiles((tall, wide), (rows, columns), DEPTH, unroll)
         for tall in SIDES
         for wide in SIDES
         for rows in BLOCKS
         for columns in BLOCKS
-        if rows * columns * max(product.width // 4, 1) + OTHERS <= REGISTERS
+        if rows * columns <= most
     )
     fitting = [tiles for tiles in candidates if tiles_fit(tiles, product.width, target)]
     costs = {tiles: cost(tiles, product, target) for tiles in fitting}

@@ -22,7 +22,7 @@ from ugpu.compiler.expression.value import (
     walk,
 )
 from ugpu.compiler.kernel.host.sections import conditions_of, decided, holding
-from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import If, Loop, Statement, Store, guarded
 
 
 class _Line(NamedTuple):
@@ -99,7 +99,7 @@ def separated(line: Value, column: Range, stage: Memory, first: Index) -> list[S
         place = middle.index() + low
         store = Store(stage, first + place, substitute(inside, {column: place}))
         copy = Loop(middle, (store,))
-        copies.append(If(others, (copy,)) if others else copy)
+        copies += guarded(others, copy)
     return copies
 
 
@@ -130,10 +130,8 @@ def _by_vectors(
         whole += [Store(stage, first + place, padding) for place in places]
         ends = [c for c in range(phase, column.size, phases) if not line.low <= c < line.high]
         around += [Store(stage, first + c // phases, line.outside) for c in ends]
-    if not line.others:
-        return tuple(around), tuple(copies)
     apart = [If(at_least_zero(-condition - 1), tuple(whole)) for condition in line.others]
-    return (*apart, If(line.others, tuple(around))), (If(line.others, tuple(copies)),)
+    return (*apart, *guarded(line.others, *around)), guarded(line.others, *copies)
 
 
 def _parted(image: Value, column: Range) -> _Line:

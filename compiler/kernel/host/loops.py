@@ -17,11 +17,12 @@ from ugpu.compiler.kernel.choices import Chunk, Space
 from ugpu.compiler.kernel.host.nest import CHUNK, LINE, Axis, Nest, Rows, Walk
 from ugpu.compiler.kernel.host.rare import find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, group_range, nested
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, group_range, guarded, nested
 from ugpu.compiler.kernel.shared.kernels import kernel_over, stores
 from ugpu.hcq.state.target import TargetSpec
 
 ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
+TESTED = 1024  # elements tested for rare values at once; more of them would leave the nearest cache
 ABREAST = 4  # elements of a row up to which LLVM's vectors hold elements of several rows
 
 
@@ -56,7 +57,7 @@ def elementwise(
         named = partial(_named, count, start)
         loops = _line(part, places, named, rare is not None and stop - start >= LINE)
         where = substitute_all(inside(section), places)
-        inner += [If(where, tuple(loops))] if where else loops
+        inner += guarded(where, *loops)
     return rows.kernel(nested(between, *inner))
 
 
@@ -83,6 +84,10 @@ def _line(
     """Return the loop over a line of results; with branches two loops, if they rarely need some
     values."""
     size = line("").last.size
+    if branches and size > TESTED:
+        part = Range("part", -(-size // TESTED))
+        shorter = partial(_part_of, line, part.index() * TESTED)
+        return [Loop(part, tuple(_line(computation, batch, shorter, branches)))]
 
     def loop(name: str, root: Value) -> Statement:
         along = line(f"j{name}")
@@ -95,6 +100,17 @@ def _line(
     if rare is None:
         return [loop("", computation.value)]
     return rare.branched(batch, line, loop)
+
+
+def _part_of(line: Callable[[str], Walk], first: Index, name: str) -> Walk:
+    """Return the loop over TESTED elements of a line, from `first` on."""
+    whole = line(name)
+    ((counter, bound),) = whole.loops
+    near = Range(name, TESTED)
+    moved = {counter: first + near.index()}
+    places = {each: index.substitute(moved) for each, index in whole.places.items()}
+    left = (constant(counter.size) if bound is None else bound) - first
+    return Walk(((near, left),), whole.position.substitute(moved), places)
 
 
 def _looks_up(root: Value, along: Range) -> bool:
@@ -112,7 +128,6 @@ def rows_of(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
 
 def assign(computation: Computation, places: dict[Range, Index]) -> tuple[Statement, ...]:
     """Return the stores of all results at `places`."""
+    allowed = () if computation.chosen is None else computation.chosen.allowed
     results = stores(computation, computation.value, places)
-    if computation.chosen is None or not computation.chosen.allowed:
-        return results
-    return (If(substitute_all(computation.chosen.allowed, places), results),)
+    return guarded(substitute_all(allowed, places), *results)

@@ -28,11 +28,12 @@ from dataclasses import dataclass, replace
 from ugpu.compiler.dtype import uint64
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, const
+from ugpu.compiler.expression.value import Memory
 from ugpu.compiler.expression.value import Value as IrValue
 from ugpu.compiler.kernel.choices import BulkTiles, Space
-from ugpu.compiler.kernel.gpu.matmul import finish_run
-from ugpu.compiler.kernel.gpu.matrix import narrow
+from ugpu.compiler.kernel.gpu.cut import cleared, finish_run
+from ugpu.compiler.kernel.gpu.fragments import totals_of
+from ugpu.compiler.kernel.gpu.matrix import narrow_factors
 from ugpu.compiler.kernel.ir import (
     Barrier,
     Bulk,
@@ -43,8 +44,8 @@ from ugpu.compiler.kernel.ir import (
     Settle,
     Signal,
     Statement,
-    Store,
     group_range,
+    guarded,
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import ROW, GroupUnit, find_group_unit
@@ -80,14 +81,13 @@ class Factor:
 def factors(parts: Contraction, target: TargetSpec) -> tuple[GroupUnit, Factor, Factor] | None:
     """Return the unit and both factors if they are packed for it; otherwise None."""
     found: list[Factor] = []
-    sides = narrow(parts.left), narrow(parts.right)
-    if target.abi != "ptx" or parts.outer or sides[0] is None or sides[1] is None:
+    sides = narrow_factors(parts)
+    if target.abi != "ptx" or parts.outer or sides is None:
         return None
     unit = find_group_unit(target.matrix, sides[0].dtype, parts.reduce.dtype)
-    if unit is None or sides[0].dtype is not sides[1].dtype:
+    if unit is None:
         return None
     for side, across in zip(sides, (parts.rows, parts.columns), strict=True):
-        assert side is not None
         known = recognise(side, across, parts.depth, unit.turns)
         if known is None:
             return None
@@ -233,8 +233,7 @@ class _Plan:
     def tiles_of_group(self, body: list[Statement]) -> Statement:
         """Run the body for each of the group's tiles."""
         inside = at_least_zero(constant(self.count - 1) - self.tile)
-        guarded = (If(inside, tuple(body)),) if inside else tuple(body)
-        return Loop(self.turn, guarded)
+        return Loop(self.turn, guarded(inside, *body))
 
     # ---- producer ------------------------------------------------------------------------------
 
@@ -266,18 +265,13 @@ class _Plan:
         counter = Range("slice", self.slices - 1)
         first, last = self.number(constant(0)), self.number(constant(self.slices - 1))
         following = self.number(counter.index() + 1)
-        body: list[Statement] = self.clear()
-        body += self.take(thread, first)
+        body = [*cleared(self.totals), *self.take(thread, first)]
         if self.slices > 1:
             turn = [*self.take(thread, following), Settle(self.totals, 1)]
             turn.append(self.give_back(thread, self.number(counter.index())))
             body.append(Loop(counter, tuple(turn)))
         body += [Settle(self.totals, 0), self.give_back(thread, last), *finish]
         return self.tiles_of_group(body)
-
-    def clear(self) -> list[Statement]:
-        zero = const(0, self.totals.dtype)
-        return [Store(self.totals, constant(i), zero) for i in range(self.totals.count)]
 
     def take(self, thread: Index, number: Index) -> list[Statement]:
         """Begin the products of a slice as soon as it has arrived."""
@@ -379,9 +373,8 @@ def _plan(
         for name, side in (("left", tall), ("right", wide))
     ]
     signal = Memory("full", uint64, tiles.stages, "local", ring=True)
-    totals = tiles.fragments[0] * tiles.fragments[1] * 4
     return _Plan(
         unit, tiles, sides, (rings[0], rings[1]), signal, replace(signal, name="empty"),
-        Memory("totals", unit.total, totals, "register"), parts.batch, counts, groups,
+        totals_of(unit, tiles.fragments), parts.batch, counts, groups,
         -(-count // groups),
     )  # fmt: skip

@@ -26,13 +26,15 @@ slice, for which `wgmma` leaves time: a slice of 128 x 256 x 64 occupies the uni
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, Value, const, load, value
+from ugpu.compiler.expression.value import Memory, Value
 from ugpu.compiler.kernel.choices import RingTiles, Space
-from ugpu.compiler.kernel.gpu.matmul import finish_run, padded_factor
-from ugpu.compiler.kernel.gpu.matrix import narrow
+from ugpu.compiler.kernel.gpu.cut import Cut, Side, cleared, waiting
+from ugpu.compiler.kernel.gpu.fragments import Finish, Waves, finish_wave, product, totals_of
+from ugpu.compiler.kernel.gpu.matrix import narrow_factors
 from ugpu.compiler.kernel.ir import (
     Await,
     Barrier,
@@ -43,9 +45,7 @@ from ugpu.compiler.kernel.ir import (
     Settle,
     Statement,
     Store,
-    group_range,
     nested,
-    thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import (
     GROUP_UNITS,
@@ -56,10 +56,10 @@ from ugpu.compiler.kernel.matrix_units import (
     find_group_unit,
     find_unit,
 )
-from ugpu.compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
-from ugpu.compiler.kernel.nvidia.totals import Finish, finish_group, room_for
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_over
-from ugpu.compiler.kernel.shared.spread import unit_stride
+from ugpu.compiler.kernel.nvidia.slices import CHUNKS, Slices
+from ugpu.compiler.kernel.nvidia.totals import finish_group, room_for
+from ugpu.compiler.kernel.shared.kernels import kernel_over
+from ugpu.compiler.kernel.shared.spread import lanes_of, pack
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
 
@@ -86,10 +86,8 @@ Unit = MatrixUnit | GroupUnit
 def suits(parts: Contraction, target: TargetSpec) -> list[Unit]:
     """Return the units that compute a product, the better first. Empty if its factors are not
     values of one type that a unit supports, or the target's local memory is not NVIDIA's."""
-    sides = [narrow(side) for side in (parts.left, parts.right)]
-    if target.abi != "ptx" or sides[0] is None or sides[1] is None:
-        return []
-    if sides[0].dtype is not sides[1].dtype:
+    sides = narrow_factors(parts)
+    if target.abi != "ptx" or sides is None:
         return []
     kinds = target.matrix, sides[0].dtype, parts.reduce.dtype
     return [unit for unit in (find_group_unit(*kinds), find_unit(*kinds)) if unit is not None]
@@ -131,7 +129,7 @@ def _is_light(parts: Contraction, tiles: RingTiles) -> bool:
     edges."""
     if _held_totals(tiles) < MOST_TOTALS:
         return True
-    sides = _cut(parts, tiles).sides
+    sides = _slices(_cut(parts, tiles), tiles)
     if isinstance(unit_of(tiles.unit), GroupUnit):
         return not any(side.is_rough for side in sides)
     return all(side.direct for side in sides)
@@ -204,19 +202,16 @@ def local_bytes(tiles: RingTiles) -> int:
 
 @dataclass(frozen=True)
 class _Ring:
-    """A product cut into tiles. wave_row, wave_column: where the part of a wave, or of four,
-    begins. waiting: for each factor that goes through registers, the registers of its next
-    slice."""
+    """A product cut into tiles."""
 
     unit: Unit
     tiles: RingTiles
+    waves: Waves
     sides: tuple[Slices, Slices]
-    totals: Memory
-    lane: Index
-    wave_row: Index
-    wave_column: Index
-    waiting: dict[str, Memory]
-    room: Memory
+
+    @property
+    def totals(self) -> Memory:
+        return totals_of(self.unit, self.tiles.fragments)
 
     @property
     def grouped(self) -> bool:
@@ -244,38 +239,27 @@ class _Ring:
                 statements += [Store(side.memory, base + at, v) for at, v in side.pieces(start)]
         return [*statements, Close()]
 
-    def begin(self, slice_number: Index) -> list[Statement]:
-        """Begin to bring a slice: fetch it, or load it into registers."""
-        statements: list[Statement] = []
+    def bring(self, slice_number: Index) -> tuple[list[Statement], list[Statement]]:
+        """Return the statements that begin to bring a slice, by fetches or to registers, and those
+        that store what is in registers."""
+        begin: list[Statement] = []
+        end: list[Statement] = []
         start = slice_number * self.sides[0].length
         for side in self.sides:
+            base = side.stage(self.stage(slice_number))
             if side.direct:
-                statements += side.fetches(start, side.stage(self.stage(slice_number)))
+                begin += side.fetches(start, base)
                 continue
-            for number, (_, moved) in enumerate(side.pieces(start)):
-                statements.append(Store(self.waiting[side.memory.name], constant(number), moved))
-        return [*statements, Close()]
-
-    def end(self, slice_number: Index) -> list[Statement]:
-        """Store the data that was loaded into registers."""
-        statements: list[Statement] = []
-        start = slice_number * self.sides[0].length
-        for side in self.sides:
-            if side.direct:
-                continue
-            base, memory = side.stage(self.stage(slice_number)), self.waiting[side.memory.name]
-            for number, (at, _) in enumerate(side.pieces(start)):
-                moved = load(memory, constant(number), lanes=memory.lanes)
-                statements.append(Store(side.memory, base + at, moved))
-        return statements
+            fetched, kept = waiting(side.pieces(start), side.memory, base)
+            begin += fetched
+            end += kept
+        return [*begin, Close()], end
 
     # ---- multiplying ---------------------------------------------------------------------------
 
     def turn(self, slice_number: Index, fetching: bool) -> list[Statement]:
         """Process one slice. fetching: whether to bring another one, `ahead` further on."""
-        following = slice_number + self.ahead
-        begin = self.begin(following) if fetching else []
-        end = self.end(following) if fetching else []
+        begin, end = self.bring(slice_number + self.ahead) if fetching else ([], [])
         product = self.multiply(self.stage(slice_number))
         pending = self.ahead - 1 if fetching else 0
         start: list[Statement] = [Await(pending, units=self.grouped), Barrier()]
@@ -294,9 +278,9 @@ class _Ring:
         tall, wide = self.tiles.fragments
         steps = []
         for step in range(0, left.length, unit.depth):
-            theirs = right.stage(stage) + right.place(self.wave_column, constant(step))
+            theirs = right.stage(stage) + right.place(self.waves.column, constant(step))
             for i in range(tall):
-                ours = left.place(self.wave_row + i * unit.rows, constant(step))
+                ours = left.place(self.waves.row + i * unit.rows, constant(step))
                 steps.append((i, left.stage(stage) + ours, theirs))
         memories = left.memory, right.memory
         columns, turned = wide * unit.columns, (left.turned, right.turned)
@@ -312,19 +296,16 @@ class _Ring:
             theirs: list[Value] = []
             for pair in range(wide // 2):
                 both = self._right(stage, 2 * pair, step)
-                theirs += [part(both, 0, unit.held), part(both, unit.held, unit.held)]
+                theirs += [pack(lanes_of(both, at, unit.held)) for at in (0, unit.held)]
             for i in range(tall):
                 for j in range(wide):
-                    at = constant(i * wide + j)
-                    sources = (ours[i], theirs[j], load(self.totals, at, lanes=unit.total_lanes))
-                    made = value("matrix", unit.total, sources, unit.name, unit.total_lanes)
-                    statements.append(Store(self.totals, at, made))
+                    statements.append(product(unit, self.totals, i * wide + j, ours[i], theirs[j]))
         return statements
 
     def _left(self, stage: Index, fragment: int, step: int) -> Value:
         """Return a left fragment: rows 0-7 and 8-15, then both further along the depth."""
-        side, lane = self.sides[0], self.lane
-        row = self.wave_row + fragment * self.unit.rows
+        side, lane = self.sides[0], self.waves.lane
+        row = self.waves.row + fragment * self.unit.rows
         first = step * self.unit.depth
         if side.turned:
             across, at = row + lane // 8 % 2 * 8, lane % 8 + lane // 16 * 8 + first
@@ -334,8 +315,8 @@ class _Ring:
 
     def _right(self, stage: Index, fragment: int, step: int) -> Value:
         """Return two neighbouring right fragments, each with both halves of the depth."""
-        side, lane = self.sides[1], self.lane
-        column = self.wave_column + fragment * self.unit.columns + lane // 16 * 8
+        side, lane = self.sides[1], self.waves.lane
+        column = self.waves.column + fragment * self.unit.columns + lane // 16 * 8
         first = step * self.unit.depth
         if side.turned:
             return side.matrices(side.stage(stage), column, lane % 16 + first)
@@ -344,117 +325,47 @@ class _Ring:
 
     # ---- results -------------------------------------------------------------------------------
 
-    def clear(self) -> list[Statement]:
-        zero = const(0, self.totals.dtype)
-        if self.totals.lanes > 1:
-            zero = value("broadcast", zero.dtype, (zero,), lanes=self.totals.lanes)
-        return [Store(self.totals, constant(i), zero) for i in range(self.totals.count)]
-
-    def total(self, i: int, j: int, place: int) -> Value:
-        """Return the lane's part of a fragment, 8 columns wide: rows l / 4 and 8 below, two columns
-        of each."""
-        at = i * self.tiles.fragments[1] + j
-        return element(load(self.totals, constant(at), lanes=self.totals.lanes), place)
-
-    def finish(self, finish_run: Finish, columns: int) -> list[Statement]:
-        """Return epilogue and stores for the part of the tile inside the output. finish_run: makes
-        them for the totals from a row and column on."""
-        if self.grouped:
-            place = self.lane, self.wave_row, self.wave_column
-            totals, fragments = self.totals, self.tiles.fragments
-            return finish_group(totals, fragments, *place, self.room, finish_run, columns)
-        tall, wide = self.tiles.fragments
-        row = self.wave_row + self.lane // 4
-        column = self.wave_column + self.lane % 4 * 2
-        statements: list[Statement] = []
-        for i in range(tall):
-            for below in range(2):
-                for j in range(wide):
-                    taken = [self.total(i, j, 2 * below + place) for place in range(2)]
-                    at = row + (i * self.unit.rows + 8 * below)
-                    statements += finish_run(at, column + 8 * j, taken)
-        return statements
+    def finish(self, finish: Finish, columns: int) -> list[Statement]:
+        """Return epilogue and stores for the part of the tile inside the output."""
+        waves, totals, fragments = self.waves, self.totals, self.tiles.fragments
+        if isinstance(self.unit, MatrixUnit):
+            return finish_wave(self.unit, waves, fragments, totals, finish)
+        place = waves.lane, waves.row, waves.column
+        return finish_group(totals, fragments, *place, room_for(totals.dtype), finish, columns)
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """A product in tiles. row_start, column_start: where the group's tile starts."""
-
-    grid: tuple[int, int, int]
-    batch: dict[Range, Index]
-    row_start: Index
-    column_start: Index
-    slices: int
-    sides: tuple[Slices, Slices]
+def _cut(parts: Contraction, tiles: RingTiles) -> Cut:
+    factors = narrow_factors(parts)
+    assert factors is not None
+    return Cut(parts, factors, sides_of(tiles), ROW // unit_of(tiles.unit).element.itemsize)
 
 
-def _cut(parts: Contraction, tiles: RingTiles) -> _Cut:
-    unit, (tall, wide) = unit_of(tiles.unit), sides_of(tiles)
-    rows, columns = parts.rows, parts.columns
-    grid = (-(-columns.size // wide), -(-rows.size // tall), elements(parts.batch))
-    batch = groups_at(parts.batch, 2)
-    row_start = group_range(1, grid[1]).index() * tall
-    column_start = group_range(0, grid[0]).index() * wide
+def _slices(cut: Cut, tiles: RingTiles) -> tuple[Slices, Slices]:
+    """Return the slices of both factors."""
+    unit = unit_of(tiles.unit)
     length = ROW // unit.element.itemsize
-    slices = -(-parts.depth.size // length)
-    depth = Range("depth", slices * length)
     turns = unit.turns if isinstance(unit, GroupUnit) else unit.element.itemsize == 2
 
-    def slices_of(name: str, side: Value, across: Range, size: int, start: Index) -> Slices:
-        thin = narrow(side)
-        assert thin is not None
-        deep = unit_stride(side, parts.depth) or not unit_stride(side, across)
-        factor, long = padded_factor(name, thin, across, parts, batch, depth, size)
-        count = tiles.stages * size * length
-        memory = Memory(name, factor.dtype, count, "local", swizzled=True)
-        turned = turns and not deep and size % length == 0
-        return Slices(memory, factor, long, depth, size, start, deep, turned, threads_of(tiles))
+    def slices_of(side: Side) -> Slices:
+        count = tiles.stages * side.size * length
+        memory = Memory(side.name, side.factor.root.dtype, count, "local", swizzled=True)
+        turned = turns and side.wide and not side.deep and side.size % length == 0
+        return Slices(memory, side, turned, threads_of(tiles))
 
-    left = slices_of("left", parts.left, rows, tall, row_start)
-    right = slices_of("right", parts.right, columns, wide, column_start)
-    return _Cut(grid, batch, row_start, column_start, slices, (left, right))
+    left, right = map(slices_of, cut.sides)
+    return left, right
 
 
 def matmul(
     computation: Computation, parts: Contraction, target: TargetSpec, tiles: RingTiles
 ) -> Kernel:
     """Return the tiled kernel; its grid is (column tiles, row tiles, batch)."""
-    unit, cut, threads = unit_of(tiles.unit), _cut(parts, tiles), threads_of(tiles)
-    sides = cut.sides
-    thread = thread_range(threads).index()
-    wave, lane = thread // unit.wave, thread % unit.wave
-    fragments = tiles.fragments[0] * tiles.fragments[1]
-    totals = Memory("totals", unit.total, 4 * fragments, "register")
-    if isinstance(unit, MatrixUnit):
-        totals = Memory("totals", unit.total, fragments, "register", unit.total_lanes)
-    waiting = {side.memory.name: _waiting(side) for side in sides if not side.direct}
-    ring = _Ring(
-        unit,
-        tiles,
-        sides,
-        totals,
-        lane,
-        wave // tiles.waves[1] * (tiles.fragments[0] * unit.rows),
-        wave % tiles.waves[1] * (tiles.fragments[1] * unit.columns),
-        waiting,
-        room_for(unit.total),
-    )
+    unit, cut = unit_of(tiles.unit), _cut(parts, tiles)
+    ring = _Ring(unit, tiles, Waves(unit, tiles), _slices(cut, tiles))
     accumulate = _turns(ring, cut.slices, bool(parts.outer))
-
-    def finish(row: Index, column: Index, taken: list[Value]) -> list[Statement]:
-        at = cut.row_start + row, cut.column_start + column
-        return finish_run(computation, parts, cut.batch, *at, taken)
-
-    ends = ring.finish(finish, parts.columns.size)
-    body = (*ring.clear(), *nested(parts.outer, *accumulate), *ends)
-    return kernel_over(computation, cut.grid, threads, body)
-
-
-def _waiting(side: Slices) -> Memory:
-    """Return the registers in which a slice waits for its stage."""
-    pieces = side.pieces(constant(0))
-    name, lanes = f"next_{side.memory.name}", pieces[0][1].lanes
-    return Memory(name, side.memory.dtype, len(pieces), "register", lanes)
+    ends = ring.finish(partial(cut.finished, computation), parts.columns.size)
+    body = (*cleared(ring.totals), *nested(parts.outer, *accumulate), *ends)
+    return kernel_over(computation, cut.grid, ring.waves.threads, body)
 
 
 def _turns(ring: _Ring, slices: int, again: bool) -> list[Statement]:

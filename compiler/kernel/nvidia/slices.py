@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ugpu.compiler.expression.algebra import Index, Range, Validity, constant, substitute_all
-from ugpu.compiler.expression.value import Load, Memory, Value, substitute, value, walk
+from ugpu.compiler.expression.value import Load, Memory, Value, value, walk
+from ugpu.compiler.kernel.gpu.cut import Side
 from ugpu.compiler.kernel.ir import Fetch, thread_range
 from ugpu.compiler.kernel.matrix_units import MATRICES, ROW
-from ugpu.compiler.kernel.shared.spread import pack, spread
+from ugpu.compiler.kernel.shared.spread import pack
 
 CHUNK = 16  # bytes that move at once
 CHUNKS = ROW // CHUNK
@@ -37,14 +38,14 @@ class Slices:
     """One factor's slices: [stages][size rows of ROW bytes]."""
 
     memory: Memory
-    factor: Value  # over `across` and `depth`, both padded to whole tiles, guarded
-    across: Range
-    depth: Range
-    size: int
-    start: Index  # start of the tile in `across`
-    deep: bool  # whether the factor's memory runs along the depth
+    side: Side
     turned: bool
     threads: int
+
+    @property
+    def joins(self) -> bool:
+        """Whether memory runs in another direction than the rows of a slice."""
+        return (self.side.deep or not self.side.wide) == self.turned
 
     @property
     def length(self) -> int:
@@ -58,7 +59,7 @@ class Slices:
 
     def stage(self, number: Index) -> Index:
         """Return where a stage begins."""
-        return number * (self.size * self.length)
+        return number * (self.side.size * self.length)
 
     def place(self, across: Index, step: Index) -> Index:
         """Return the place of an element of a slice in its stage."""
@@ -90,9 +91,9 @@ class Slices:
     def direct(self) -> bool:
         """Return whether every chunk is 16 aligned bytes of an array, wholly inside or wholly
         outside it."""
-        slices = self.depth.size // self.length
-        start = Range("slice", slices).index() * self.length
-        if self.deep == self.turned or self.factor.op != "load":
+        factor = self.side.factor
+        start = Range("slice", factor.deep.size // self.length).index() * self.length
+        if self.joins or factor.root.op != "load":
             return False
         return all(self._source(*chunk) is not None for chunk in self._chunks(start))
 
@@ -110,7 +111,7 @@ class Slices:
         chunks; neighbouring threads take neighbouring chunks of a row."""
         thread = thread_range(self.threads).index()
         found = []
-        for piece in range(self.size * CHUNKS // self.threads):
+        for piece in range(self.side.size * CHUNKS // self.threads):
             number = thread + piece * self.threads
             row, first = number // CHUNKS, number % CHUNKS * self.width
             if self.turned:
@@ -122,11 +123,12 @@ class Slices:
 
     def _source(self, across: Index, step: Index, slice_start: Index) -> Load | None:
         """Return the load of a chunk that is contiguous in memory; None if it is not."""
-        access: Load = self.factor.arg
+        factor, start = self.side.factor, self.side.start
+        access: Load = factor.root.arg
         if access.memory.space != "global":
             return None
-        along = self.across if self.turned else self.depth
-        place = {self.across: self.start + across, self.depth: slice_start + step}
+        along = factor.wide if self.turned else factor.deep
+        place = {factor.wide: start + across, factor.deep: slice_start + step}
         index = access.index.substitute(place)
         if index.multiple() % self.width:
             return None
@@ -142,36 +144,31 @@ class Slices:
     def pieces(self, slice_start: Index) -> list[tuple[Index, Value]]:
         """Return the part of a slice that the thread loads through its registers: places, and
         vectors."""
-        if self.deep == self.turned:
+        if self.joins:
             return self._joined(slice_start)
-        along = self.across if self.turned else self.depth
-        other = self.depth if self.turned else self.across
-        found = []
+        factor, found = self.side.factor, []
         for across, step, start in self._chunks(slice_start):
-            place = {self.across: self.start + across, self.depth: start + step}
-            source = substitute(self.factor, {other: place[other]})
-            found.append(
-                (self.place(across, step), pack(spread(source, along, place[along], self.width)))
-            )
+            row, at = self.side.start + across, start + step
+            if self.turned:
+                values = factor.across(at, row, self.width)
+            else:
+                values = factor.along(row, at, self.width)
+            found.append((self.place(across, step), pack(values)))
         return found
 
     def _joined(self, slice_start: Index) -> list[tuple[Index, Value]]:
         """Transpose, in each thread's registers, blocks of TURNED steps by a few elements;
         neighbouring threads take neighbouring elements."""
-        thread = thread_range(self.threads).index()
+        thread, side = thread_range(self.threads).index(), self.side
         width = max(1, WORD // self.memory.dtype.itemsize)
-        lines = self.size // width
+        lines = side.size // width
         found = []
         for piece in range(lines * self.length // TURNED // self.threads):
             number = thread + piece * self.threads
             step, across = number // lines * TURNED, number % lines * width
-            rows = []
-            for line in range(TURNED):
-                source = substitute(self.factor, {self.depth: slice_start + step + line})
-                rows.append(spread(source, self.across, self.start + across, width))
-            found += [
-                (self.place(across + i, step), pack([row[i] for row in rows])) for i in range(width)
-            ]
+            place = slice_start + step, side.start + across
+            for i, vector in enumerate(side.factor.turned(*place, TURNED, width)):
+                found.append((self.place(across + i, step), vector))
         return found
 
 
@@ -190,12 +187,3 @@ def _alike(
         if change.constant and edge.multiple() % width:
             return False
     return True
-
-
-def element(vector: Value, lane: int) -> Value:
-    return value("extract", vector.dtype, (vector,), lane)
-
-
-def part(vector: Value, first: int, count: int) -> Value:
-    """Return some neighbouring lanes of a vector."""
-    return pack([element(vector, first + i) for i in range(count)])

@@ -11,18 +11,17 @@ lane whose number differs in bit 0, then of pairs of fragments, in bit 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from ugpu.compiler.dtype import DType, int32
 from ugpu.compiler.expression.algebra import Index, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, const, load, value
+from ugpu.compiler.kernel.gpu.fragments import Finish
 from ugpu.compiler.kernel.ir import Statement, Store
 
 JOINED = 4  # fragments, and lanes of a row
 RUN = 8  # columns of a fragment, and of a lane after the exchange
 PAIR = 2  # columns of a lane before it
-# (row of the tile, column of the tile, neighbouring totals from there on) to their epilogue
-Finish = Callable[[Index, Index, list[Value]], Iterable[Statement]]
 Total = Callable[[int, int], Value]  # of a fragment's number and one of the two columns
 
 

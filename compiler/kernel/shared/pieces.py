@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ugpu.compiler.expression.algebra import (
     Index,
-    Opaque,
     at_least_zero,
     both,
     constant,
@@ -21,11 +21,19 @@ from ugpu.compiler.expression.algebra import (
     within,
 )
 from ugpu.compiler.expression.computation import Computation
-from ugpu.compiler.expression.lookup import atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, rebuild
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.ir import (
+    If,
+    Kernel,
+    Loop,
+    Statement,
+    Store,
+    group_range,
+    guarded,
+    thread_range,
+)
 from ugpu.compiler.kernel.shared.grid import moved
-from ugpu.compiler.kernel.shared.ragged import Family, Piece, among, families, piece_of
+from ugpu.compiler.kernel.shared.ragged import Family, Piece, among, families, is_plain, piece_of
 from ugpu.hcq.state.target import TargetSpec
 
 FEW_CODES = 4  # pieces with their own code that a kernel may contain without harm
@@ -69,8 +77,7 @@ def side_by_side(
             within(group, start, start + share.groups),
             at_least_zero(constant(share.block - 1) - thread),
         )
-        inside = share.body(group - start, thread)
-        body += (If(mine, inside),) if mine else inside
+        body += guarded(mine, *share.body(group - start, thread))
         start += share.groups
     parameters = (*computation.outputs, *computation.inputs)
     return Kernel("kernel", parameters, (), (start, 1, 1), block, tuple(body))
@@ -100,12 +107,8 @@ def _shares(
     for alike in rest:
         kernel = lower(alike.first)
         count = _groups(kernel) * len(alike.memories)
-        shares.append(_Share(count, kernel.block, _of_alike(alike, kernel)))
+        shares.append(_Share(count, kernel.block, partial(_share, alike, kernel)))
     return shares
-
-
-def _of_alike(alike: _Alike, kernel: Kernel) -> Callable[[Index, Index], tuple[Statement, ...]]:
-    return lambda group, thread: _share(alike, kernel, group, thread)
 
 
 def _groups(kernel: Kernel) -> int:
@@ -177,7 +180,7 @@ def _found(pieces: Sequence[Computation]) -> list[_Alike]:
 def _memories(root: Value) -> tuple[Memory, ...] | None:
     """Return the memories that a value reads, in order; None if an index from memory selects among
     them."""
-    if any(isinstance(atom, Opaque) for index in indices_of(root) for atom in atoms(index)):
+    if not all(is_plain(index) for index in indices_of(root)):
         return None
     found: dict[Memory, None] = {}
 

@@ -36,7 +36,7 @@ from ugpu.compiler.expression.value import (
     value,
     walk,
 )
-from ugpu.compiler.kernel.ir import If, Loop, Statement
+from ugpu.compiler.kernel.ir import Loop, Statement, guarded
 from ugpu.compiler.kernel.shared.spread import spread, store, vector_width
 from ugpu.hcq.state.target import TargetSpec
 
@@ -67,10 +67,10 @@ def piece_of(computation: Computation) -> Piece | None:
     if len(ranges) > 2:
         return None
     names = dict(zip(reversed(ranges), (COLUMN.index(), ROW.index()), strict=False))
-    sizes = (*(1 for _ in range(2 - len(ranges))), *(r.size for r in ranges))
+    rows, columns = [1, 1, *(r.size for r in ranges)][-2:]
     given = [computation.position, *indices_of(computation.value)]
     indices = [index.rebuild(lambda r: names[r]) for index in given]
-    if not all(_plain(index) for index in indices):
+    if not all(is_plain(index) for index in indices):
         return None
     memories: dict[Memory, Memory] = {}
     for node in walk(computation.value):
@@ -79,14 +79,7 @@ def piece_of(computation: Computation) -> Piece | None:
             memories.setdefault(memory, replace(memory, name=f"piece{len(memories)}", count=1))
     places: Iterator[Index] = iter(constant(number) for number in range(len(indices)))
     form = _rebuilt(computation.value, places, memories)
-    return Piece(
-        computation,
-        sizes[0],
-        sizes[1],
-        form,
-        tuple(indices),
-        tuple(memories),
-    )
+    return Piece(computation, rows, columns, form, tuple(indices), tuple(memories))
 
 
 def families(pieces: Sequence[Piece]) -> list[list[Piece]]:
@@ -171,8 +164,7 @@ class Family:
         body: tuple[Statement, ...] = (self._store(parts, row, column * self.width),)
         if not self.host:
             inside = both(at_least_zero(rows - 1 - row), at_least_zero(columns - 1 - column))
-            body = (If(inside, body),) if inside else body
-            return (Loop(down, (Loop(over, body),)),)
+            return (Loop(down, (Loop(over, guarded(inside, *body)),)),)
         inner = Loop(over, body, columns - strip * self.columns)
         return (Loop(down, (inner,), rows - band * self.rows),)
 
@@ -222,7 +214,7 @@ def among(memories: Sequence[Memory], which: Index) -> Memory:
 # ---- the indices of a value --------------------------------------------------------------------
 
 
-def _plain(index: Index) -> bool:
+def is_plain(index: Index) -> bool:
     """Return whether no part of the index comes from memory."""
     return not any(isinstance(atom, Opaque) for atom in atoms(index))
 

@@ -57,12 +57,19 @@ def _load(access: Load, places: list[dict[Range, Index]]) -> list[Value]:
     neighbours = all(index == indices[0] + lane for lane, index in enumerate(indices))
     apart = access.memory.space == "register"  # register memories are accessed one by one
     if count > 1 and neighbours and not apart and all(c == conditions[0] for c in conditions):
-        vector = load(access.memory, indices[0], conditions[0], count)
-        return [value("extract", vector.dtype, (vector,), lane) for lane in range(count)]
+        return lanes_of(load(access.memory, indices[0], conditions[0], count))
     return [
         load(access.memory, index, condition)
         for index, condition in zip(indices, conditions, strict=True)
     ]
+
+
+def lanes_of(vector: Value, first: int = 0, count: int | None = None) -> list[Value]:
+    """Return neighbouring lanes of a vector, by default all (or the single scalar)."""
+    if vector.lanes == 1:
+        return [vector]
+    lanes = range(vector.lanes)[first:] if count is None else range(first, first + count)
+    return [value("extract", vector.dtype, (vector,), lane) for lane in lanes]
 
 
 def pack(values: list[Value]) -> Value:

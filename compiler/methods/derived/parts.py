@@ -216,7 +216,7 @@ class Parts(Groups):
                 f"kthvalue: expected 1 to {self.shape[at]} for axis {axis} of shape {self._shown}, "
                 f"got {count}"
             )
-        place = self.argsort(at).narrow(at, number - 1, 1)
+        place = self._place_of(number - 1, at)
         value = self.gather(at, place)
         return (value, place) if keepdims else (value.squeeze(at), place.squeeze(at))
 
@@ -248,7 +248,7 @@ class Parts(Groups):
         at = self._axis("nanmedian", axis)
         count = (~self.isnan()).sum(at, keepdims=True)
         middle = (count - 1).clamp(min=0) // 2
-        place = self.argsort(at).gather(at, middle)
+        place = self._place_of(middle, at)
         value = self.gather(at, place)
         return (value, place) if keepdims else (value.squeeze(at), place.squeeze(at))
 

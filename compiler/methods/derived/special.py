@@ -19,14 +19,6 @@ ERFC = (
     -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398,
     1.48851587, -0.82215223, 0.17087277,
 )  # fmt: skip
-ERFINV_NEAR = (
-    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
-    -0.00417768164, 0.246640727, 1.50140941,
-)  # fmt: skip
-ERFINV_FAR = (
-    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
-    0.00943887047, 1.00167406, 2.83297682,
-)  # fmt: skip
 
 
 class Special(Groups):
@@ -71,17 +63,9 @@ class Special(Groups):
         return self._rounded(result._ruled("erfc", [x]))
 
     def erfinv(self) -> Self:
-        """Return the inverse of `erf`: infinite at -1 and 1, NaN outside. By two polynomials of the
-        logarithm of 1 - x^2 (M. Giles, "Approximating the erfinv function", 2010)."""
+        """Return the inverse of `erf`: infinite at -1 and 1, NaN outside."""
         x = self._single("erfinv")
-        w = -((1 - x) * (1 + x)).log()
-        near, far = w - 2.5, w.sqrt() - 3
-        one, two = (near * 0 + number for number in (ERFINV_NEAR[0], ERFINV_FAR[0]))
-        for first, second in zip(ERFINV_NEAR[1:], ERFINV_FAR[1:], strict=True):
-            one, two = one * near + first, two * far + second
-        y = (w < 5).where(one, two) * x
-        y = x.abs()._compare("eq", 1).where(x * math.inf, y)
-        return self._rounded(y._ruled("erfinv", [x]))
+        return self._rounded(x._function("erfinv"))
 
     def sinc(self) -> Self:
         """Return sin(pi x) / (pi x); 1 at 0."""

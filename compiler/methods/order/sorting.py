@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from ugpu.compiler.dtype import DType, bool_, float64, int32, int64, uint32, uint64
 from ugpu.compiler.graph import operations as graph
+from ugpu.compiler.graph.along import KEPT
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.region import Region, Scatter
 from ugpu.compiler.methods.core import integer_of
@@ -26,8 +27,9 @@ EACH = 28  # cost of sorting an element by digits, in comparisons for each bit
 LONGEST = 1024  # elements of a row up to which a host sorts rows side by side
 LANES = 4  # minimum of a vector for that
 LOW = 0xFFFFFFFF  # the part of a host's sort elements with the place of a key
-FEW = 128  # elements of a row up to which the first are found by sorting all
-SHARE = 8  # likewise if the first are more than 1 / SHARE of the row
+FEW = 128  # elements of a row up to which a host finds an element by its rank by sorting all
+ALL = 2  # likewise the first if they are more than 1 / ALL of the row
+SHARE = 64  # the first of more than KEPT are those of some blocks if at most 1 / SHARE of the row
 BITS = 4  # of a digit
 BLOCK = 64  # elements whose digits are counted together
 ROUND = 256  # rows are padded to a multiple of this, so that running totals have whole blocks
@@ -106,16 +108,30 @@ class Sorting(Running):
         size = self.shape[place]
         if not size:
             raise BadArgument(f"median: axis {axis} of shape {self._shown} is empty")
-        order = self.argsort(place).transpose(place, -1)
-        last = self.transpose(place, -1)
         if self.dtype.is_float:
-            count = last.isnan().sum(-1, keepdims=True)
+            count = self.isnan().sum(place, keepdims=True)
             middle = count._compare("eq", 0).where((size - 1) // 2, size - count)
-            where = order._at(middle)
+            where = self._place_of(middle, place).transpose(place, -1)
         else:
-            where = order[..., (size - 1) // 2 : (size + 1) // 2]
+            where = self._place_of((size - 1) // 2, place).transpose(place, -1)
+        last = self.transpose(place, -1)
         found, where = last._at(where).transpose(place, -1), where.transpose(place, -1)
         return (found, where) if keepdims else (found.squeeze(place), where.squeeze(place))
+
+    def _place_of(self, rank: Self | int, place: int) -> Self:
+        """Return where the element is that has a rank (of size 1 along the axis) in `argsort` along
+        axis `place`."""
+        last = self.transpose(place, -1)
+        number = rank if isinstance(rank, int) else rank.transpose(place, -1)
+        if self._serial and last.shape[-1] > FEW and self.numel():
+            found = last._stored_along(place)._selected(number, False)
+        else:
+            order = last.argsort()
+            if isinstance(number, int):
+                found = order[..., number : number + 1]
+            else:
+                found = order._at(number)
+        return found.transpose(place, -1)
 
     # ---- on a host ----------------------------------------------------------------------------
 
@@ -135,12 +151,24 @@ class Sorting(Running):
 
     def _values(self, descending: bool) -> Self | None:
         """Return the sorted rows, by a kernel that does not compute their order; None where rows
-        are long or few, or gradients need the order."""
+        are few and short, or gradients need the order."""
         size = self.shape[-1]
         lanes = self.device.target.vector_bytes // max(4, self.dtype.itemsize)
-        if self.node.tracked or not 1 < size <= LONGEST or 2 * self.numel() // size < lanes:
+        together = LANES <= lanes <= 2 * self.numel() // size and 1 < size <= LONGEST
+        if self.node.tracked or self.dtype.is_float8 or not (together or size > FEW):
             return None
-        return self._new(graph.sort_values(self.node, descending)) if lanes >= LANES else None
+        return self._new(graph.sort_values(self.node, descending))
+
+    def _selected(self, rank: Self | int, descending: bool, count: int = 0) -> Self:
+        """Return the places of the elements at a rank, or of the first `count`, rising."""
+        keys, bits = self._ordered(descending)
+        if keys.shape[-1] > KEPT:
+            keys = keys.contiguous()
+        if isinstance(rank, int):
+            number = graph.full(rank, int64, (*self.shape[:-1], 1))
+        else:
+            number = rank.cast(int64).contiguous().node
+        return self._new(graph.select(keys.node, number, bits, count))
 
     def _order_of(self, bits: int) -> Self:
         """Return the places in the order of these keys of `bits` bits."""
@@ -158,12 +186,15 @@ class Sorting(Running):
         return self._new(graph.gather(self.node, axes, [*entries, places.node], checked=True))
 
     def _first(self, count: int, descending: bool) -> Self:
-        """Return the first `count` of `_in_rows`. The least elements of the `blocks` blocks give
-        the blocks to search: if one of the first elements were in another block, `count` blocks
-        would have least elements before it."""
+        """Return the first `count` of `_in_rows`: these are selected and sorted. Of few in a long
+        row, the least elements of the `blocks` blocks give the blocks to search: if one of the
+        first elements were in another block, `count` blocks would have least elements before it."""
         size = self.shape[-1]
-        if size <= FEW or count * SHARE > size or not count:
+        if size <= FEW or not count or count * ALL > size:
             return self._in_rows(descending)[..., :count]
+        if size <= KEPT or count * SHARE > size:
+            first = self._selected(count - 1, descending, count)
+            return first._at(self._at(first)._in_rows(descending))
         keys, bits = self._ordered(descending)
         length = 1 << round(math.log2(math.sqrt(size / count)))
         blocks = -(-size // length)

@@ -217,7 +217,7 @@ class Programs:
     def lowered(self, computation: Computation) -> ir.Kernel:
         """Return the kernel that computes it, with the choices found by a search, if any; a record
         that does not fit (any more) is ignored. The caller holds `interning`."""
-        target = self.device.target
+        target = self.target
         choices = None
         if self.tuned.exists():
             choices = self.tuned.get(key_of(computation, self.device))

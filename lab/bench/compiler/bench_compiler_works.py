@@ -369,7 +369,13 @@ class _Works:
     def orders(self) -> list[Any]:
         """Sorts (NumPy's is not stable, and of values alone), the first of rows, medians."""
         results = []
-        for rows, columns in ((1000, 1000), (1, 1_000_000), (65_536, 32), (10_000, 100)):
+        for rows, columns in (
+            (1000, 1000),
+            (1, 1_000_000),
+            (64, 32_000),
+            (65_536, 32),
+            (10_000, 100),
+        ):
             array = self.floats(rows, columns)
             results += self.work(
                 f"sort {rows} x {columns}", [array], lambda x: x.sort(1)[0],
@@ -379,7 +385,9 @@ class _Works:
                 f"argsort {rows} x {columns}", [array], lambda x: x.argsort(1),
                 lambda x: x.argsort(dim=1, stable=True), (), partial(np.argsort, kind="stable"),
             )  # fmt: skip
-        for rows, columns, count in ((64, 32_000, 10), (1, 128_256, 50), (128, 1000, 5)):
+        for rows, columns, count in (
+            (64, 32_000, 10), (1, 128_256, 50), (128, 1000, 5), (1000, 1000, 100),
+        ):  # fmt: skip
             arrays = self.floats(rows, columns), np.array([count])
             node = []
             if self.onnx is not None:
@@ -390,10 +398,19 @@ class _Works:
                 lambda x, _, count=count: x.topk(count, 1).values, node,
                 lambda x, _, count=count: np.partition(x, -count),
             )  # fmt: skip
-        return results + self.work(
-            "median 1000 x 1001", [self.floats(1000, 1001)], lambda x: x.median(1)[0],
-            lambda x: x.median(1).values, (), partial(np.median, axis=1),
-        )  # fmt: skip
+        for rows, columns in ((1000, 1001), (64, 32_000), (1, 1_000_000)):
+            array, third = self.floats(rows, columns), columns // 3
+            results += self.work(
+                f"median {rows} x {columns}", [array], lambda x: x.median(1)[0],
+                lambda x: x.median(1).values, (), partial(np.median, axis=1),
+            )  # fmt: skip
+            results += self.work(
+                f"kthvalue {rows} x {columns}", [array],
+                lambda x, third=third: x.kthvalue(third, 1)[0],
+                lambda x, third=third: x.kthvalue(third, 1).values, (),
+                lambda x, third=third: np.partition(x, third - 1, 1)[:, third - 1],
+            )  # fmt: skip
+        return results
 
 
 def _convolved(options: dict[str, int], image: Tensor, weight: Tensor) -> Tensor:

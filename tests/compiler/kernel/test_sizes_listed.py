@@ -34,8 +34,11 @@ ELSEWHERE = {
     "kernel.host.fourier.lower": ("INNER", "test_fourier.py"),
     "kernel.host.fourier.turns": ("LONGEST RADICES", "test_fourier.py"),
     "kernel.host.sorting.values": ("CHUNK LINE", "test_compiler_sorting.py"),
-    "kernel.host.sorting.network": ("REGISTERS FEWER DEEPEST PLACE", "test_compiler_sorting.py"),
-    "kernel.host.sorting.places": ("LANES", "test_compiler_sorting.py"),
+    "kernel.host.sorting.network": (
+        "REGISTERS FEWER DEEPEST PLACE LANES",
+        "test_compiler_sorting.py",
+    ),
+    "kernel.host.sorting.digits": ("DIGIT WIDE LONG", "test_compiler_sorting.py"),
     "kernel.host.windows": ("GROUPS MOST BESIDE", "test_host_windows.py"),
     "kernel.host.products.along": ("VECTORS ABREAST", "test_host_dots.py"),
     "kernel.host.products.sides": ("NARROW", "test_compiler_products.py"),
@@ -83,7 +86,8 @@ NO_SIZES = {
         "BEGIN WIDEST SPARE L3_BYTES ZEN4 TILED FULL MESH HALF NEON WIDE_NEON ROW"
     ),
     "kernel.host.fourier.turns": "PASS",
-    "kernel.host.sorting.places": "LOW DIGIT DIGITS",
+    "kernel.host.sorting.places": "LOW",
+    "kernel.host.sorting.selection": "ZERO NUMBERS",
     "kernel.host.sorting.values": "SOME TOTAL WHOLE WHOLE_BITS",
     "kernel.host.products.packing": "AHEAD",
     "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS SOME",

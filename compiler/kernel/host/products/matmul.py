@@ -59,7 +59,7 @@ from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.sides import Sides
 from ugpu.compiler.kernel.host.products.tiles import Problem
 from ugpu.compiler.kernel.host.rows import ROWS
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, nested
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, guarded, nested
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -182,8 +182,7 @@ class _Blocked(Sides):
         body += [] if self.by_panels else [self.finish()]
         body += [] if self.ends is None else [self.finish_ends(self.ends)]
         if self.mirrored:
-            above = self.above(constant(0), constant(self.columns.whole))
-            body = [If(above, tuple(body))] if above else body
+            body = [*guarded(self.above(constant(0), constant(self.columns.whole)), *body)]
         return self.nest.kernel(body)
 
     def zero(self) -> Value:
@@ -210,8 +209,7 @@ class _Blocked(Sides):
         row, column = rows.index(), columns.index()
         panel = tuple(of(row, column))
         if self.mirrored:
-            above = self.above(row * self.height, (column + 1) * self.width)
-            panel = (If(above, panel),) if above else panel
+            panel = guarded(self.above(row * self.height, (column + 1) * self.width), *panel)
         over = [(rows, blocks(self.rows.bound(), self.height)),
                 (columns, blocks(self.columns.bound(), self.width))]  # fmt: skip
         for counter, bound in over[::-1] if self.by_rows else over:
@@ -230,7 +228,7 @@ class _Blocked(Sides):
             return panel
         is_last = at_least_zero(column - (self.wide // self.width - 1))
         ends = tuple(self.ends.multiply(row, self.once, self.steps_bound()))
-        return (*panel, If(is_last, ends)) if is_last else (*panel, *ends)
+        return (*panel, *guarded(is_last, *ends))
 
     def panel(self, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel, given the numbers of its row panel and its column panel."""
@@ -273,7 +271,8 @@ class _Blocked(Sides):
     ) -> tuple[Statement, ...]:
         """Return the stores of a panel's results from registers, if they can be computed as
         vectors, and where columns end inside the panel, or they cannot, the `others`."""
-        stores, top, left = [], row * self.height, column * self.width
+        top, left = row * self.height, column * self.width
+        stores: list[Statement] = []
         left_rows = self.rows.panel("row", top, self.height, self.tall).loops[0][1]
         for down, vector, slot in self.totals.each():
             here = self.nest.batch | self.rows.places(top + down)
@@ -284,7 +283,7 @@ class _Blocked(Sides):
             if store is None or self.mirrored:
                 return others
             inside = () if left_rows is None else at_least_zero(left_rows - (down + 1))
-            stores.append(If(inside, (store,)) if inside else store)
+            stores += guarded(inside, store)
         return self.complete(column, stores, others)
 
     def complete(

@@ -26,10 +26,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
-from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
 from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, rolled, round_up
-from ugpu.compiler.kernel.ir import If, Loop, Prefetch, Statement, Store
+from ugpu.compiler.kernel.ir import Loop, Prefetch, Statement, Store, guarded
 from ugpu.compiler.kernel.shared.spread import runs_along
 
 LINE = 64  # bytes of a cache line
@@ -350,8 +350,7 @@ class Packing:
         number of steps, by default those that are multiplied at once."""
         if self.total % (group or self.together) == 0:
             return ()
-        condition = self.depth.start - (self.total - self.end)
-        return (statement,) if condition.low >= 0 else (If((condition,), (statement,)),)
+        return guarded(at_least_zero(self.depth.start - (self.total - self.end)), statement)
 
     def pitch(self, factor: Value, elements: int) -> int:
         """Return the distance of rows in elements: an odd number of whole lines."""

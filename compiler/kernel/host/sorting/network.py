@@ -27,6 +27,7 @@ DEEPEST = (
     3  # distances at which keys in registers are exchanged: of eight places, which share a set
 )
 PLACE = 20  # bits of a place beside a key of 32 bits in a float64's 52; a LONGEST row needs 10
+LANES = 4  # minimum of a vector of keys
 LONGEST = 1024  # keys of a row: more do not fit the second level of caches
 Pairs = list[tuple[int, int]]
 

@@ -5,38 +5,30 @@ Several rows of at most LONGEST keys: a network of exchanges (kernel.host.sortin
 code does not depend on keys, for as many rows at a time as a vector has lanes.
 
 Few short rows: a key's place is the number of keys below it, counted for all keys of the row in
-vectors. Other rows are sorted by digits of eight bits, the lowest first (H. Seward, 1954): one pass
-counts the digits of all keys, then each pass moves keys to where those with their digit begin.
-Passes alternate between two arrays: on the stack, or, for long rows, the halves of the output, of
-which the first is the last one written.
+vectors. Other rows are sorted by digits (kernel.host.sorting.digits), whose passes alternate
+between two arrays: on the stack, or, for long rows, the halves of the output, of which the first is
+the last one written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ugpu.compiler.dtype import float64, int64, uint32, uint64
+from ugpu.compiler.dtype import float64, uint32, uint64
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
 from ugpu.compiler.kernel.host.loops import rows_of
-from ugpu.compiler.kernel.host.nest import filled
-from ugpu.compiler.kernel.host.sorting.network import LONGEST, Network
+from ugpu.compiler.kernel.host.sorting.digits import DIGIT, Read, by_digits
+from ugpu.compiler.kernel.host.sorting.network import LANES, LONGEST, Network
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
-LANES = 4  # minimum of a vector of keys for networks
 SHORT = 128  # keys of a row up to which every pair is compared
 TOGETHER = 4  # keys that all others are compared with at a time
 CHUNK = 16384  # keys that justify a separate group
 LOW = 32  # the lowest significant bit
-DIGIT = 8  # bits of a digit
-DIGITS = 1 << DIGIT
-
-Read = Callable[[Index], Value]
 
 
 def lower(computation: Computation, target: TargetSpec) -> Kernel:
@@ -47,7 +39,8 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
     outer = computation.ranges[: -2 if long else -1]
     body = ops.expand(computation.value.sources[0])
     lanes = target.vector_bytes // uint64.itemsize
-    if size <= LONGEST and LANES <= lanes <= 2 * elements(outer):
+    once = bits <= DIGIT and size > SHORT  # one pass by digits
+    if size <= LONGEST and LANES <= lanes <= 2 * elements(outer) and not once:
         return _side_by_side(computation, lanes, body)
     rows = max(1, CHUNK // size)
     grid, row, bound = rows_of(elements(outer), rows)
@@ -55,17 +48,20 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
     def read(place: Index) -> Value:
         return substitute(body, places_at(outer, row) | {along: place})
 
+    def key(element: Value) -> Value:
+        return binary("shr", element, const(LOW, uint64))
+
     if long:
         start = row * (2 * size)
-        local, steps = _by_digits(bits, size, read, [(output, start), (output, start + size)])
+        last, before = (output, start), (output, start + size)
+        local, steps = by_digits(bits, size, read, key, (last, before, last))
     elif size <= SHORT:
         local, steps = _by_pairs(output, size, row * size, read)
     else:
         halves = tuple(Memory(name, uint64, size, "local") for name in ("even", "odd"))
-        local, steps = _by_digits(bits, size, read, [(each, constant(0)) for each in halves])
-        each, local = Range("e", size), (*halves, *local)
-        low = cast(load(halves[0], each.index()), uint32)
-        steps.append(Loop(each, (Store(output, row * size + each.index(), low),)))
+        even, odd = ((each, constant(0)) for each in halves)
+        local, steps = by_digits(bits, size, read, key, ((output, row * size), even, odd))
+        local = (*halves, *local)
     loop = Loop(Range("r", rows), tuple(steps), bound)
     return kernel_of(computation, local, grid, 1, (loop,))
 
@@ -120,41 +116,3 @@ def _by_pairs(
     lower = cast(load(keys, last.index()), uint32)
     steps.append(Loop(last, (Store(output, start + to, lower),)))
     return (keys, ranks), steps
-
-
-def _by_digits(
-    bits: int, size: int, read: Read, halves: list[tuple[Memory, Index]]
-) -> tuple[tuple[Memory, ...], list[Statement]]:
-    """Sort by digits. halves: where keys are after the last pass, and after the one before it."""
-    passes = -(-bits // DIGIT)
-    counts = Memory("counts", int64, passes * DIGITS, "local")
-    total, held = (Memory(name, int64, 1, "register") for name in ("total", "held"))
-    zero, one = constant(0), const(1, int64)
-
-    def counter(key: Value, number: int) -> Index:
-        digit = binary("shr", key, const(LOW + number * DIGIT, uint64))
-        return lookup(binary("and", digit, const(DIGITS - 1, uint64)), DIGITS) + number * DIGITS
-
-    each = Range("i", size)
-    places = [counter(read(each.index()), number) for number in range(passes)]
-    more = tuple([Store(counts, at, binary("add", load(counts, at), one)) for at in places])
-    steps: list[Statement] = [filled("c", counts, const(0, int64)), Loop(each, more)]
-    for number in range(passes):
-        digit, each = Range(f"d{number}", DIGITS), Range(f"i{number}", size)
-        at = digit.index() + number * DIGITS
-        begins = (
-            Store(held, zero, load(counts, at)),
-            Store(counts, at, load(total, zero)),
-            Store(total, zero, binary("add", load(total, zero), load(held, zero))),
-        )
-        left = passes - 1 - number
-        (memory, start), (before, begin) = halves[left % 2], halves[(left + 1) % 2]
-        key = load(before, begin + each.index()) if number else read(each.index())
-        at = counter(key, number)
-        to = load(counts, at)
-        move = (
-            Store(memory, start + lookup(to, size), key),
-            Store(counts, at, binary("add", to, one)),
-        )
-        steps += [Store(total, zero, const(0, int64)), Loop(digit, begins), Loop(each, move)]
-    return (counts, total, held), steps

@@ -1,5 +1,6 @@
-"""Rows in order on the host, without the places that their elements come from: a network of
-exchanges (kernel.host.sorting.network) for as many rows at a time as a vector has lanes.
+"""Rows in order on the host, without the places that their elements come from: long rows by digits
+(kernel.host.sorting.digits), others by a network of exchanges (kernel.host.sorting.network), for as
+many rows at a time as a vector has lanes.
 
     copied   the rows, one after the other; later those in order
     columns  transposed: key i of all rows is a vector
@@ -16,7 +17,19 @@ import math
 from collections.abc import Callable
 from functools import partial, reduce
 
-from ugpu.compiler.dtype import DType, bool_, float32, float64, int32, int64, uint32, uint64
+from ugpu.compiler.dtype import (
+    DType,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    int32,
+    int64,
+    uint16,
+    uint32,
+    uint64,
+)
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
@@ -35,7 +48,8 @@ from ugpu.compiler.expression.value import (
 from ugpu.compiler.kernel.host.abreast import Abreast
 from ugpu.compiler.kernel.host.loops import rows_of
 from ugpu.compiler.kernel.host.products.packing import transpose
-from ugpu.compiler.kernel.host.sorting.network import Network
+from ugpu.compiler.kernel.host.sorting.digits import by_digits
+from ugpu.compiler.kernel.host.sorting.network import LANES, LONGEST, Network
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
@@ -49,7 +63,68 @@ TOTAL = Memory("total", int64, 1, "register")
 
 def lower(computation: Computation, target: TargetSpec) -> Kernel:
     """Lower a computation that sorts rows."""
-    return _Rows(computation, target).kernel()
+    _, descending, (*half, along) = computation.value.arg
+    lanes = target.vector_bytes // _Keys(computation.output.dtype, descending).key.itemsize
+    rows = elements(computation.ranges) // along.size
+    if not half and along.size <= LONGEST and LANES <= lanes <= 2 * rows:
+        return _Rows(computation, target).kernel()
+    return _by_digits(computation)
+
+
+def _by_digits(computation: Computation) -> Kernel:
+    """Sort row by row. Elements themselves are moved, so that equal ones keep their order."""
+    _, descending, (*half, along) = computation.value.arg
+    output, size = computation.output, along.size
+    outer = computation.ranges[: -2 if half else -1]
+    body = ops.expand(computation.value.sources[0])
+    rows = max(1, CHUNK // size)
+    grid, row, bound = rows_of(elements(outer), rows)
+
+    def read(place: Index) -> Value:
+        return substitute(body, places_at(outer, row) | {along: place})
+
+    halves: tuple[Memory, ...] = ()
+    if half:
+        start = row * (2 * size)
+        places = (output, start), (output, start + size), (output, start)
+    else:
+        halves = tuple(Memory(name, output.dtype, size, "local") for name in ("even", "odd"))
+        even, odd = ((each, constant(0)) for each in halves)
+        places = (output, row * size), even, odd
+    bits = 1 if output.dtype is bool_ else output.dtype.bits
+    local, steps = by_digits(bits, size, read, partial(_ordered, descending), places)
+    loop = Loop(Range("r", rows), tuple(steps), bound)
+    return kernel_of(computation, (*halves, *local), grid, 1, (loop,))
+
+
+def _ordered(descending: bool, x: Value) -> Value:
+    """Return the unsigned integer of an element's order, equal for both zeros, and for all NaN."""
+    dtype = x.dtype
+    key = uint64 if dtype.itemsize == 8 else uint32
+    bits = 1 if dtype is bool_ else dtype.bits
+    most, sign = ((1 << count) - 1 for count in (bits, bits - 1))
+    sign += 1
+
+    def with_(op: str, one: Value, number: int) -> Value:
+        return binary(op, one, const(number, key))
+
+    if dtype.is_float:
+        plain = {16: uint16, 32: uint32, 64: uint64}[bits]
+        number = cast(value("bitcast", plain, (x,)), key)
+        magnitude = with_("and", number, sign - 1)
+        infinity = sign - (1 << {float16: 10, bfloat16: 7, float32: 23, float64: 52}[dtype])
+        negative = binary("lt", const(sign, key), number)  # not of -0
+        turned = value(
+            "where", key, (negative, with_("xor", number, most), with_("or", number, sign))
+        )
+        found = value(
+            "where", key, (binary("lt", const(infinity, key), magnitude), const(most, key), turned)
+        )
+    else:
+        found = with_("and", cast(x, key), most)
+        if dtype.kind == "i":
+            found = with_("xor", found, sign)
+    return with_("xor", found, most) if descending else found
 
 
 class _Keys:

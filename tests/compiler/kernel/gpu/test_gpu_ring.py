@@ -27,6 +27,7 @@ from ugpu.compiler.expression.value import Memory, const
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.choices import RingTiles, from_text, to_text
+from ugpu.compiler.kernel.gpu.cut import Factor, Side
 from ugpu.compiler.kernel.ir import Fetch, Kernel
 from ugpu.compiler.kernel.lower import lower, spaces
 from ugpu.compiler.kernel.matrix_units import GROUP_UNITS, UNITS
@@ -197,10 +198,9 @@ def test_units_read_what_slices_hold(
     turned = turned and not wide
     size = element.itemsize
     memory = Memory("right", element, 4 * 256 * 128 // size, "local", swizzled=True)
-    zero = const(0, element)
-    slices = Slices(
-        memory, zero, Range("a", 256), Range("d", 64), 256, constant(0), not turned, turned, 256
-    )
+    factor = Factor(const(0, element), Range("a", 256), Range("d", 64))
+    side = Side("right", factor, 256, constant(0), not turned, turned)
+    slices = Slices(memory, side, turned, 256)
     step %= slices.length
     depth = 32 // size  # steps of one instruction
     first = step // depth * depth

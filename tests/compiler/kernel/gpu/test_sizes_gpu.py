@@ -151,7 +151,7 @@ ROWS = (
 
 PRODUCTS = (
     Rule(
-        "kernel.gpu.dots", "DEPTH TILED_DEPTH BLOCK READ STEPS LANES",
+        "kernel.gpu.dots", "DEPTH TILED_DEPTH BLOCK STEPS LANES",
         lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: isinstance(found.choices[0], Dots),
         [((4, 64), (64, 4)), ((2, 67), (67, 2)), ((7, 519), (519, 4)), ((16, 300), (300, 31)),

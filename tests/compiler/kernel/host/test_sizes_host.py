@@ -234,9 +234,26 @@ ROWS = (
         [((2, 8192),), ((3, 4097),)], [((2, 4096),)],
     ),
     Rule(
-        "methods.order.sorting", "FEW SHARE", lambda x: x.topk(16)[0],
-        lambda x: np.flip(np.sort(x, 1), 1)[:, :16], lambda found: len(found.kernels) > 3,
-        [((3, 256),), ((3, 129),), ((2, 1001),)], [((3, 128),), ((2, 120),)],
+        "graph.along", "KEPT", lambda x: x.kthvalue(2001)[1],
+        lambda x: np.argsort(x, 1, kind="stable")[:, 2000],
+        lambda found: found.has("outside") and len(found.kernels) > 2,
+        [((2, 8193),), ((1, 16384),), ((3, 9001),)], [((2, 8192),), ((2, 8001),)],
+    ),
+    Rule(
+        "kernel.host.sorting.selection", "CHUNK", lambda x: x.kthvalue(31)[1],
+        lambda x: np.argsort(x, 1, kind="stable")[:, 30],
+        lambda found: found.has("outside") and found.grid(0) > 1,
+        [((256, 128 + 1),), ((20, 1000),)], [((16, 1024),)],
+    ),
+    Rule(
+        "methods.order.sorting", "FEW ALL", lambda x: x.topk(65)[0],
+        lambda x: np.flip(np.sort(x, 1), 1)[:, :65], lambda found: found.has("outside"),
+        [((3, 256),), ((3, 130),), ((2, 1001),)], [((3, 129),), ((2, 128),)],
+    ),
+    Rule(
+        "methods.order.sorting", "SHARE", lambda x: x.topk(129)[0],
+        lambda x: np.flip(np.sort(x, 1), 1)[:, :129], lambda found: len(found.kernels) > 6,
+        [((2, 129 * 64),), ((1, 10_001),)], [((2, 129 * 64 - 1),)],
     ),
 )  # fmt: skip
 
@@ -354,7 +371,7 @@ OTHERS = (
     ),
     Rule(
         "kernel.scatter", "LONG", lambda x, i, y: x.scatter_add(0, i.cast("int64"), y), added_at,
-        lambda found: found.grid(2) > 1,
+        lambda found: found.grid(1) > 1,
         [((4, 4), (16384, 4), (16384, 4)), ((5, 3), (21847, 3), (21847, 3))],
         [((4, 4), (16383, 4), (16383, 4))], ("float32", "uint8", "float32"),
     ),

@@ -134,16 +134,17 @@ def test_rows_side_by_side(rows: int, size: int, vector_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "size", "down"),
     [(19, 37, False), (16, 20, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (511, 100, False), (17, 1001, True), (17, 1025, False)))],
+        (511, 100, False), (17, 1001, True), (17, 1025, False), (2, 4097, True), (2, 129, True),
+        (2, 128, False)))],
 )  # fmt: skip
 def test_values_alone(cpu: Device, dtype: str, rows: int, size: int, down: bool) -> None:
-    """Without their places, in networks of keys: zeros and NaN of either sign keep their bits and
-    their order."""
+    """Without their places, in networks of keys or by digits: zeros and NaN of either sign keep
+    their bits and their order."""
     array = numbers(np.random.default_rng(size), (rows, size), dtype)
     if array.dtype.kind == "f":
-        array[3:5, 2:7:2] = np.copysign(np.nan, -1).astype(array.dtype)
+        array[-2:, 2:7:2] = np.copysign(np.nan, -1).astype(array.dtype)
     values = Tensor(array, device=cpu, dtype=dtype).sort(1, descending=down)[0]
-    assert ("sort values" in repr(values)) is (size <= sorting.LONGEST)
+    assert ("sort values" in repr(values)) is (rows > 2 or size > sorting.FEW)
     wanted = falling(array, 1) if down else np.argsort(array, 1, kind="stable")
     assert values.numpy().tobytes() == np.take_along_axis(array, wanted, 1).tobytes()
 
@@ -200,6 +201,47 @@ def test_medians(cpu: Device, shape: tuple[int, ...], axis: int, dtype: str) -> 
     assert Tensor(np.float32(3), device=cpu).median(-1)[1].numpy() == 0
     with pytest.raises(BadArgument, match=r"axis 0 of shape .* is empty"):
         Tensor(np.zeros((0, 2), np.float32), device=cpu).median(0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype"),
+    [
+        ((3, 1001), 1, "float32"),
+        ((8193, 2), 0, "float32"),
+        ((2, 200), 1, "uint64"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            ((2, 129), 1, "bool"), ((2, 20_000), 1, "float64"), ((2, 8192), 1, "float16"),
+            ((1, 70_001), 1, "int64"), ((300, 3, 130), 0, "uint8"), ((17, 3, 130), -1, "int8"))),
+    ],
+)  # fmt: skip
+def test_elements_are_selected_by_their_rank(
+    cpu: Device, shape: tuple[int, ...], axis: int, dtype: str
+) -> None:
+    """Of a row, without sorting it: the place is that of a stable sort, and elements are kept to
+    the bit."""
+    array = numbers(np.random.default_rng(13), shape, dtype)
+    tensor, size = Tensor(array, device=cpu, dtype=dtype), shape[axis]
+    order = np.argsort(array, axis, kind="stable")
+
+    def check(found: Tensor, where: Tensor, wanted: Array) -> None:
+        found.realize(where)
+        assert np.array_equal(where.numpy(), wanted)
+        assert found.numpy().tobytes() == np.take_along_axis(array, wanted, axis).tobytes()
+
+    for rank in (0, size // 3, size - 1):
+        found, where = tensor.kthvalue(rank + 1, axis, keepdims=True)
+        assert "select" in repr(where)
+        check(found, where, np.take(order, [rank], axis))
+    nan = np.isnan(array) if array.dtype.kind == "f" else np.zeros(shape, bool)
+    counts = nan.sum(axis, keepdims=True)
+    ranks = np.where(counts == 0, (size - 1) // 2, size - counts)
+    found, where = tensor.median(axis, keepdims=True)
+    check(found, where, np.take_along_axis(order, ranks, axis))
+    for largest in (False, True):
+        every = falling(array, axis) if largest else order
+        for count in (size // 3, size // 60 + 1):
+            wanted = np.take(every, range(count), axis)
+            check(*tensor.topk(count, axis, largest), wanted)
 
 
 def test_few_of_many_are_found_without_sorting_all(cpu: Device) -> None:

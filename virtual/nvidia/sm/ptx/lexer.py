@@ -10,8 +10,15 @@ from typing import NamedTuple
 
 from ugpu.hcq.errors import BadCodeObject
 
+# A plain instruction on one line is one token: `@%p1 add.s32 %r1, %r2, 5;`, with operands that are
+# names, numbers, addresses and vectors.
+_PLAIN = (
+    r"(?:@!?%?[\w$]+[ \t]+)?[a-z]\w*(?:\.[\w:]+)+[ \t]+"
+    r"(?:[-%\w.$+\[\]]+|\{[-%\w.$+\[\], ]*\})(?:,[ \t]*(?:[-%\w.$+\[\]]+|\{[-%\w.$+\[\], ]*\}))*;"
+)
 _TOKEN = re.compile(
-    r"[ \t\r]*(?:(?P<skip>\n\s*|//[^\n]*|/\*.*?\*/)"
+    rf"[ \t\r]*(?:(?P<plain>{_PLAIN})"
+    r"|(?P<skip>\n\s*|//[^\n]*|/\*.*?\*/)"
     r"|(?P<number>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?"
     r"|[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|[0-9]+U?)"
     r"|(?P<name>%?[A-Za-z_$][A-Za-z0-9_$]*|%[0-9]+)"
@@ -24,7 +31,7 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """kind: "number", "name", "dot", "string", "mark" or "end"."""
+    """kind: "plain" (a whole instruction), "number", "name", "dot", "string", "mark" or "end"."""
 
     kind: str
     text: str
@@ -36,10 +43,9 @@ def bad(line: int, message: str) -> BadCodeObject:
     return BadCodeObject(f"PTX line {line}: {message}", line=line)
 
 
-def tokens_of(text: str) -> list[Token]:
-    """Split `text`. Raises BadCodeObject, which names the line."""
+def tokens_of(text: str, line: int = 1) -> list[Token]:
+    """Split `text`, which begins in a line. Raises BadCodeObject, which names the line."""
     found: list[Token] = []
-    line = 1
     for m in _TOKEN.finditer(text):
         kind = m.lastgroup
         if kind == "skip":

@@ -5,13 +5,14 @@ Source: PTX ISA 8.x, chapters "Syntax" and "Instruction Operands".
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ugpu.hcq.errors import NotSupported
 from ugpu.virtual.nvidia.sm.ptx.cursor import Cursor, count_of, integer_of
-from ugpu.virtual.nvidia.sm.ptx.lexer import Token, bad
+from ugpu.virtual.nvidia.sm.ptx.lexer import Token, bad, tokens_of
 from ugpu.virtual.nvidia.sm.ptx.module import (
     SIZES,
     Address,
@@ -34,6 +35,7 @@ from ugpu.virtual.nvidia.sm.ptx.module import (
 from ugpu.virtual.nvidia.sm.ptx.variables import variables
 
 _MOST_REGISTERS = 1 << 20
+_OPERAND = re.compile(r"\{[^}]*\}|[^,{}\s][^,{}]*")
 _SPECIALS = frozenset((
     "tid", "ntid", "ctaid", "nctaid", "laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid",
     "clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi",
@@ -55,18 +57,25 @@ class Body:
         self._scopes: list[dict[str, Register | str]] = [{}]
         self._ranges: list[list[tuple[str, int, str]]] = [[]]
         self._pending: list[str] = []
+        self._operands: dict[str, Operand] = {}  # by text, in these scopes
 
     def parse(self) -> None:
         """Read to the closing brace."""
         cursor = self._cursor
         while self._scopes:
             token = cursor.peek
+            if token.kind == "plain":
+                self._plain(cursor.next())
+                continue
             if token.kind == "dot":
+                self._operands.clear()
                 self._directive()
             elif cursor.take("{"):
+                self._operands.clear()
                 self._scopes.append({})
                 self._ranges.append([])
             elif cursor.take("}"):
+                self._operands.clear()
                 self._scopes.pop()
                 self._ranges.pop()
             elif cursor.take(";"):
@@ -158,19 +167,61 @@ class Body:
             raise bad(token.line, f"label {token.text} is defined twice")
         self._function.labels[token.text] = len(self._function.body)
 
+    def _plain(self, token: Token, guard: Register | None = None, negated: bool = False) -> None:
+        """Read an instruction that is one token, whose guard may have been one of its own."""
+        opcode, rest = token.text[:-1].split(None, 1)
+        if opcode[0] == "@":
+            if guard is not None:
+                raise bad(token.line, f"unexpected {token.text!r}")
+            negated = opcode[1] == "!"
+            guard = self._guard(self._remembered(opcode[1 + negated :], token.line), token.line)
+            opcode, rest = rest.split(None, 1)
+        name, *modifiers = opcode.split(".")
+        texts = _OPERAND.findall(rest) if "{" in rest else rest.split(",")
+        operands = tuple([self._remembered(text.strip(), token.line) for text in texts])
+        self._add(token.line, guard, negated, name, modifiers, operands)
+
+    def _remembered(self, text: str, line: int) -> Operand:
+        """Read an operand of a plain instruction."""
+        operand = self._operands.get(text)
+        if operand is None:
+            if text.startswith("{"):
+                items = text[1:-1].split(",")
+                return Vector(tuple([self._remembered(item.strip(), line) for item in items]))
+            end, plain = Token("end", "", line), text[0] == "%" and text[1:].isalnum()
+            outer, self._cursor = self._cursor, Cursor([end] if plain else tokens_of(text, line))
+            operand = self._named(end, text) if plain else self._operand()
+            self._operands[text] = operand
+            if not self._cursor.at_end():
+                raise bad(line, f"expected ';', got {self._cursor.peek.text!r}")
+            self._cursor = outer
+        return operand
+
+    @staticmethod
+    def _guard(operand: Operand, line: int) -> Register:
+        if not isinstance(operand, Register) or operand.type != "pred":
+            raise bad(line, "a guard must be a predicate")
+        return operand
+
+    def _add(
+        self, line: int, guard: Register | None, negated: bool, name: str,
+        modifiers: Sequence[str], operands: tuple[Operand, ...],
+    ) -> None:  # fmt: skip
+        body = self._function.body
+        body.append(Instruction(len(body), line, guard, negated, name, tuple(modifiers), operands))
+
     def _instruction(self) -> None:
         cursor = self._cursor
         guard, negated = None, False
         if cursor.take("@"):
             negated = cursor.take("!")
-            operand = self._named(cursor.peek, cursor.name())
-            if not isinstance(operand, Register) or operand.type != "pred":
-                raise bad(cursor.peek.line, "a guard must be a predicate")
-            guard = operand
-        token = cursor.peek
+            guard = self._guard(self._named(cursor.peek, cursor.name()), cursor.peek.line)
+        token = cursor.next()
+        if token.kind == "plain":
+            self._plain(token, guard, negated)
+            return
         if token.kind != "name" or token.text.startswith("%"):
             raise bad(token.line, f"unexpected {token.text!r}")
-        cursor.next()
         modifiers = []
         while cursor.peek.kind == "dot":
             modifiers.append(cursor.next().text[1:])
@@ -179,12 +230,7 @@ class Body:
             operands.append(self._operand())
             if not cursor.take(",") and cursor.peek.text != ";":
                 raise bad(cursor.peek.line, f"expected ';', got {cursor.peek.text!r}")
-        self._function.body.append(
-            Instruction(
-                len(self._function.body), token.line, guard, negated, token.text,
-                tuple(modifiers), tuple(operands),
-            )
-        )  # fmt: skip
+        self._add(token.line, guard, negated, token.text, modifiers, tuple(operands))
 
     def _operand(self) -> Operand:
         first = self._single()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 
 from ugpu.hcq.errors import NotSupported
 from ugpu.virtual.nvidia.sm.ptx.lexer import bad
@@ -55,13 +56,17 @@ class Kernel(Lanes):
         self.rows = rows
         self.slots: dict[str, tuple[str, str]] = {}  # register -> (name of its slot, LLVM type)
         self.known: dict[str, Value] = {}  # by register: the value last read or written in a block
+        self.stored: Container[str] = facts.stored  # registers with a value outside of their block
         self.block = 0
         self.divergent = False
+        self.running = ""  # where `enter` has read them, the lanes as i32, and each as i1
+        self.running_lanes: Value | None = None
         self.guard: Value | None = None
         self.now: Instruction | None = None
         self.helpers: dict[str, str] = {}  # functions of this module, by name
         self.outlines = False  # memory accesses are calls, to keep the code small
-        self.quiet = False  # the caller checks for faults
+        self.ending = ""  # of a function that kernels call: what returns after a fault
+        self.unsettled = False  # a called function may have found a fault (see `settle_later`)
         self.held = Held()  # registers stored in the warp's state
         self.touched: set[int] = set()  # tables of them that this block has already checked
         self.stepped = False  # all registers are stored in the warp's state, for a debugger
@@ -147,7 +152,8 @@ class Kernel(Lanes):
         """Return a slot that holds an operand, one value a lane; the register's own if possible."""
         if isinstance(operand, Register) and not self.is_uniform(operand):
             slot, known = self.slot(operand)
-            if known == vector:
+            kept = not self.is_passing(operand) or operand.name not in self.known
+            if known == vector and kept:
                 return slot
         slot = self.temporary(vector, f"s{number_}")
         self.do(f"store {vector} {self.vec(self.source(operand, kind))}, ptr {slot}")
@@ -177,29 +183,35 @@ class Kernel(Lanes):
             return
         if not isinstance(operand, Register):
             raise self.bad("the result must be a register")
-        given, value = value, self.bits_of(value)
         element = stored_element(operand.type)
-        if value.element != element:
-            if value.width > self._width(element) or element == "i1" or value.element == "i1":
-                raise self.bad(f"a result of {value.width} bits in {operand.name}")
-            value = self.cast("zext", value, element)
-        name, kind = self.slot(operand)
-        if self.is_uniform(operand):
+        if value.width != self._width(element):
+            value = self._widened(operand, value, element)
+        passing, uniform = self.is_passing(operand), self.is_uniform(operand)
+        if uniform:
             value = self.scalar(value)
-            if self.guard is not None:
-                value = self.choose(self.scalar(self.guard), value, self.register(operand))
-            self.do(f"store {kind} {value.text}, ptr {name}")
-            self._know(operand, value)
-            return
         mask = self.guard
-        if self.divergent and operand.name in self.facts.kept[self.block]:
-            active = self.from_bits(self.active())
+        if not uniform and self.divergent and operand.name in self.facts.kept[self.block]:
+            active = self.running_lanes or self.from_bits(self.active())
             mask = active if mask is None else self.op("and", active, mask)
         if mask is not None:
-            value = self.choose(mask, value, self.register(operand))
-            given = value
-        self.do(f"store {kind} {self.vec(value)}, ptr {name}")
-        self._know(operand, self.varying(given if given.width == value.width else value))
+            mask = self.scalar(mask) if uniform else mask
+            value = self.choose(mask, self.bits_of(value), self.register(operand))
+        value = value if uniform else self.varying(value)
+        if not passing:
+            name, kind = self.slot(operand)
+            self.do(f"store {kind} {self.bits_of(value).text}, ptr {name}")
+        self._know(operand, value)
+
+    def _widened(self, operand: Register, value: Value, element: str) -> Value:
+        """Return a result that is narrower than its register as the type that is stored."""
+        value = self.bits_of(value)
+        if value.width > self._width(element) or "i1" in (value.element, element):
+            raise self.bad(f"a result of {value.width} bits in {operand.name}")
+        return self.cast("zext", value, element)
+
+    def is_passing(self, register: Register) -> bool:
+        """Return whether a register is not read outside of the block that writes it."""
+        return register.name not in self.stored and not self.stepped
 
     def _width(self, element: str) -> int:
         return int(element[1:])
@@ -210,7 +222,13 @@ class Kernel(Lanes):
         """Return the running lanes as i32."""
         if self.full and not self.divergent:
             return "-1"
-        return self.value("load i32, ptr %active")
+        return self.running or self.value("load i32, ptr %active")
+
+    def enter(self) -> None:
+        """Read the running lanes, which stay the same up to the block's end."""
+        active = self.active()
+        if active != "-1":
+            self.running, self.running_lanes = active, self.from_bits(active)
 
     def mask(self) -> str:
         """Return the lanes that execute the instruction, as i32."""
@@ -313,6 +331,7 @@ class Kernel(Lanes):
     def fault_if(self, bits: str, code: int, address: str = "0") -> None:
         """End the grid if any of the lanes `bits` (i32) is set."""
         assert self.now is not None
+        self.settle()
         wrong = self.value(f"icmp ne i32 {bits}, 0")
         fault, on = self.new_label("fault"), self.new_label("on")
         self.do(f"br i1 {wrong}, label %{fault}, label %{on}, !prof !1")
@@ -323,6 +342,7 @@ class Kernel(Lanes):
     def raise_fault(self, bits: str, code: str, address: str = "0") -> None:
         """End the grid at this instruction."""
         assert self.now is not None
+        self.settle()
         for offset, kind, value in (
             (layout.FAULT_CODE, "i32", code), (layout.FAULT_LANES, "i32", bits),
             (layout.FAULT_INDEX, "i32", str(self.now.index)),
@@ -335,20 +355,42 @@ class Kernel(Lanes):
     def mark(self) -> None:
         """Record this instruction for violations that a called function detects."""
         assert self.now is not None
+        self.settle()
         at = self.value(f"getelementptr i8, ptr %context, i64 {layout.FAULT_INDEX}")
         self.do(f"store i32 {self.now.index}, ptr {at}")
 
     def fault_if_found(self) -> None:
-        """End the grid if a called function has recorded a fault."""
-        if self.quiet:
-            return
-        assert self.now is not None
+        """End the grid if a called function has recorded a fault; in a function that kernels call,
+        record the instruction and return."""
+        assert not self.unsettled
+        index, ending = "%index", self.ending
+        if not ending:
+            assert self.now is not None
+            index, ending = str(self.now.index), f"ret i32 {layout.FAULTED}"
         code = self.context(layout.FAULT_CODE, "i32")
         wrong = self.value(f"icmp ne i32 {code}, 0")
         fault, on = self.new_label("fault"), self.new_label("on")
         self.do(f"br i1 {wrong}, label %{fault}, label %{on}, !prof !1")
         self.lines.append(f"{fault}:")
         at = self.value(f"getelementptr i8, ptr %context, i64 {layout.FAULT_INDEX}")
-        self.do(f"store i32 {self.now.index}, ptr {at}")
-        self.do(f"ret i32 {layout.FAULTED}")
+        self.do(f"store i32 {index}, ptr {at}")
+        self.do(ending)
+        self.lines.append(f"{on}:")
+
+    def settle_later(self) -> None:
+        """Note that a function was called that records a fault with its instruction, and does
+        nothing once there is one: the instructions up to the next `settle` must neither touch
+        memory otherwise nor end the block."""
+        self.unsettled = True
+        if self.stepped:
+            self.settle()
+
+    def settle(self) -> None:
+        """End the grid if a function that was called since the last time has found a fault."""
+        if not self.unsettled:
+            return
+        self.unsettled = False
+        wrong = self.value(f"icmp ne i32 {self.context(layout.FAULT_CODE, 'i32')}, 0")
+        on = self.new_label("on")
+        self.do(f"br i1 {wrong}, label %faulted, label %{on}, !prof !1")
         self.lines.append(f"{on}:")

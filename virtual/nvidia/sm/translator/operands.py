@@ -87,7 +87,7 @@ def read(i: Instruction) -> tuple[Register, ...]:
 
 def variables(i: Instruction) -> Iterator[str]:
     """Yield the names of variables and labels that an instruction mentions."""
-    todo = list(i.operands)
+    todo: list[Operand] = [each for each in i.operands if not isinstance(each, Register)]
     while todo:
         operand = todo.pop()
         if isinstance(operand, Name):

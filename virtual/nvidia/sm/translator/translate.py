@@ -67,6 +67,15 @@ def _handlers() -> tuple[dict[str, Handler], dict[str, Handler], dict[str, Handl
     return floats.handlers(), integer.handlers(), common
 
 
+@cache
+def _calm() -> frozenset[Handler]:
+    """Return the emitters that touch neither memory nor other lanes, or settle faults before."""
+    of_floats, of_integers, common = _handlers()
+    modules = (bits, convert, memory, moves, transcendental, video, video_scalar)
+    found = {common[name] for module in modules for name in module.handlers()}
+    return frozenset((*found, *of_floats.values(), *of_integers.values()))
+
+
 def handler_of(i: Instruction) -> Handler | None:
     """Return the emitter of an instruction.
 
@@ -135,9 +144,12 @@ def translate(
         k.outlines = quick or count > _VERY_MANY or (count > _MANY and number not in looped)
         k.begin(f"b{number}")
         k.block, k.divergent = number, facts.divergent[number]
+        k.running, k.running_lanes = "", None
         flow.gather(number)
+        k.enter()
         for instruction in block.code:
             emit(k, instruction)
+        k.settle()
         flow.finish(number)
     ir, size = module_of(k, graph, flow, NAME)
     seen = stepping.placed(k) if stepped else None
@@ -152,6 +164,8 @@ def emit(k: Kernel, i: Instruction) -> None:
     handler = handler_of(i)
     if handler is None:
         raise k.unsupported()
+    if handler not in _calm():
+        k.settle()
     k.guard = None
     if i.guard is not None:
         value = k.register(i.guard)

@@ -13,6 +13,7 @@ from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.nvidia.sm.translator.handler import Handler, type_of
 from ugpu.virtual.nvidia.sm.translator.kernel import Kernel
 from ugpu.virtual.nvidia.sm.translator.value import Value, number
+from ugpu.virtual.shader.text import lanes
 
 _VECTOR = "<32 x i32>"
 
@@ -44,6 +45,41 @@ def _shuffle(k: Kernel, i: Instruction) -> None:
     if len(i.operands) != (5 if sync else 4):
         raise k.bad("the wrong number of operands")
     a, b, c = (k.source(operand, "b32") for operand in i.operands[1:4])
+    if b.bits is None or c.bits is None:
+        value, good = _shuffled(k, mode, a, b, c)
+    else:
+        places, inside = _places(mode, b.bits & 31, c.bits)
+        text = k.value(f"shufflevector {_VECTOR} {k.vec(a)}, {_VECTOR} poison, {_VECTOR}"
+                       f" {lanes(places)}")  # fmt: skip
+        value, good = Value(text, "i32", False), k.each(inside, "i1")
+    target = i.operands[0]
+    if isinstance(target, Pair):
+        k.write(target.first, value)
+        k.write(target.second, good)
+    else:
+        k.write(target, value)
+
+
+def _places(mode: str, count: int, bounds: int) -> tuple[list[int], list[int]]:
+    """Return, for each lane, whose value it gets, and whether that lane is within bounds; count and
+    bounds (the operands b and c) are known."""
+    clamp, segment = bounds & 31, bounds >> 8 & 31
+    places, inside = [], []
+    for lane in range(32):
+        least = lane & segment
+        most = least | clamp & ~segment
+        place = {
+            "up": lane - count, "down": lane + count, "bfly": lane ^ count,
+            "idx": least | count & ~segment,
+        }[mode]  # fmt: skip
+        good = place >= most if mode == "up" else place <= most
+        places.append((place if good else lane) & 31)
+        inside.append(int(good))
+    return places, inside
+
+
+def _shuffled(k: Kernel, mode: str, a: Value, b: Value, c: Value) -> tuple[Value, Value]:
+    """Return what each lane gets, and whether from a lane within bounds."""
     lane = k.each(list(range(32)))
     count = k.op("and", b, number("i32", 31))
     clamp = k.op("and", c, number("i32", 31))
@@ -64,13 +100,7 @@ def _shuffle(k: Kernel, i: Instruction) -> None:
         place = k.op("or", least, k.op("and", count, inverse))
         good = k.cmp("sle", place, most)
     source = k.op("and", k.choose(good, place, lane), number("i32", 31))
-    value = pick(k, k.varying(a), k.varying(source))
-    target = i.operands[0]
-    if isinstance(target, Pair):
-        k.write(target.first, value)
-        k.write(target.second, good)
-    else:
-        k.write(target, value)
+    return pick(k, k.varying(a), k.varying(source)), good
 
 
 def _members(k: Kernel, i: Instruction) -> Value:

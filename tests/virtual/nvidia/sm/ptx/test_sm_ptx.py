@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -71,6 +73,44 @@ def test_a_module_is_read() -> None:
     assert compare.operands[1:3] == (Real(1.0, 0x3F800000), Real(-2.0))
     assert multiply.operands[1:] == (Integer(-5), Integer(16), Integer(3))
     assert branch.operands == (Name("$L1"),) and function.labels == {"$L1": 2}
+
+
+# Instructions as their tokens, which may have white space and comments between them.
+SPELLED = (
+    "@ %p1 add.s32 %r1 , %r2 , -5 ;",
+    "@ ! %lead mbarrier.init.shared::cta.b64 [ %gate ] , 1 ;",
+    "@ bare st.global.v2.b32 [ %gate + 8 ] , { %r1 , %r2 } ;",
+    "setp.lt.and.s32 %p1 | %lead , %r1 , 0x10 , ! bare ;",
+    "L1 : mov.b64 { %r1 , _ } , %gate ;",
+    "{ mov.u32 %r1 , %tid.x ; }",
+    "@ %lead bra L1 ;",
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_white_space_makes_no_difference(data: st.DataObject) -> None:
+    gap = st.sampled_from(["", " ", "\t", "\n", " /* } */ ", " // ;\n"])
+
+    def spelled(text: str) -> str:
+        words = text.split()
+        parts = [words[0]]
+        for before, word in pairwise(words):
+            names = all(
+                each.strip("%_").replace("_", "")[:1].isalnum() for each in (before[-1:], word)
+            )
+            between = data.draw(gap) or (" " if names or word[0] == "%" else "")
+            parts.append(between + word)
+        return "".join(parts)
+
+    def body(lines: list[str]) -> list[str]:
+        declared = ".reg .pred %p<3>, %lead, bare;\n.reg .b32 %r<4>;\n.reg .b64 %gate;\n"
+        function = parse(
+            HEAD.format(target="sm_90") + f".entry k()\n{{ {declared}" + "\n".join(lines) + "\n}\n"
+        ).functions["k"]
+        return [repr(replace(each, line=0)) for each in function.body]
+
+    assert body([spelled(text) for text in SPELLED]) == body([*SPELLED])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions": ld, ldu, st, p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ugpu.virtual.nvidia.sm.ptx.module import (
     SIZES,
     Address,
@@ -30,9 +32,11 @@ from ugpu.virtual.shader.memory import Access
 
 SHARED_SPACES = ("shared", "shared::cluster", "")  # whose addresses may be in shared memory
 # Accesses that are calls where the emitter has `outlines`, see `functions`: spaces and bytes a
-# lane; units, and how many, loaded from shared memory; bytes at an address that lanes share.
+# lane; units, and how many; those loaded from shared memory by `halves`; bytes at an address that
+# lanes share.
 OUTLINED_SPACES, OUTLINED_SIZES = ("global", "shared"), (1, 2, 4, 8)
-HALVES = (4, 1), (4, 2), (4, 4), (8, 1), (8, 2)
+UNITS = (4, 2), (4, 4), (8, 2)
+HALVES = (4, 1), (8, 1), *UNITS
 UNIFORM_SIZES = (1, 2, 4, 8, 16, 32)
 
 
@@ -74,6 +78,7 @@ def resolve(
     k: Kernel, space: str, where: Value, size: int, access: Access | bool, mask: str
 ) -> str:
     """Return the host addresses of lanes; a fault ends the grid. access: see `resolver`."""
+    k.settle()
     hosts = k.call(
         WIDE, resolver(k, space, access), ("ptr", "%context"), (WIDE, k.vec(where)), ("i32", mask),
         ("i32", str(size)),
@@ -151,7 +156,7 @@ def _in_shared(k: Kernel, at: str, size: int) -> tuple[str, str]:
     return good, k.value(f"getelementptr i8, ptr {shared}, i64 {at}")
 
 
-def _fast(k: Kernel, space: str, where: Value, size: int, mask: str, write: bool) -> (
+def as_vector(k: Kernel, space: str, where: Value, size: int, mask: str, write: bool) -> (
         tuple[str, str]):  # fmt: skip
     """Return whether all lanes can be accessed as one vector, and its host address."""
     row, first = _consecutive(k, where, size, mask)
@@ -167,10 +172,18 @@ def name_of(verb: str, space: str, size: int) -> str:
     return f"{PREFIX}access_{verb}_{space}_{size}"
 
 
-def halves_name(unit: int, count: int) -> str:
-    """Return the name of the function that loads `count` units a lane from shared memory into the
-    IO columns."""
-    return f"{PREFIX}access_halves_{unit}_{count}"
+def units_name(verb: str, space: str, unit: int, count: int) -> str:
+    """Return the name of the function that accesses `count` units a lane, a row of them in each of
+    the first IO columns; of a load of one unit, which it returns."""
+    return f"{PREFIX}access_{verb}_{space}_{unit}_{count}"
+
+
+def _outlined(k: Kernel, result: str, name: str, *arguments: tuple[str, str]) -> str:
+    """Call one of `functions`."""
+    assert k.now is not None
+    text = k.call(result, name, ("ptr", "%context"), *arguments, ("i32", str(k.now.index)))
+    k.settle_later()
+    return text
 
 
 def _load_varying(k: Kernel, space: str, where: Value, size: int, mask: str) -> list[Value]:
@@ -179,11 +192,8 @@ def _load_varying(k: Kernel, space: str, where: Value, size: int, mask: str) -> 
     if not k.outlines:
         return load_quickly(k, space, where, size, mask)
     element = "i64" if size == 8 else "i32"
-    text = k.call(
-        f"<32 x {element}>", name_of("load", space, size), ("ptr", "%context"),
-        (WIDE, k.vec(where)), ("i32", mask),
-    )  # fmt: skip
-    k.fault_if_found()
+    name = name_of("load", space, size)
+    text = _outlined(k, f"<32 x {element}>", name, (WIDE, k.vec(where)), ("i32", mask))
     return [Value(text, element, False)]
 
 
@@ -191,7 +201,7 @@ def load_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> l
     """Load up to 8 bytes a lane, as one vector where the lanes are consecutive."""
     element = "i64" if size == 8 else "i32"
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
-    good, host = _fast(k, space, where, size, mask, False)
+    good, host = as_vector(k, space, where, size, mask, False)
     k.vec(where)
     k.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
     k.lines.append(f"{fast}:")
@@ -201,14 +211,15 @@ def load_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> l
     k.do(f"br label %{done}")
     k.lines.append(f"{slow}:")
     (value,) = load_lanes(k, space, where, size, mask)
-    last = _last_label(k)
+    last = last_label(k)
     k.do(f"br label %{done}")
     k.lines.append(f"{done}:")
     text = k.value(f"phi <32 x {element}> [ {quick}, %{fast} ], [ {value.text}, %{last} ]")
     return [Value(text, element, False)]
 
 
-def _last_label(k: Kernel) -> str:
+def last_label(k: Kernel) -> str:
+    """Return the label of the block that the last line belongs to."""
     return next(line[:-1] for line in reversed(k.lines) if line.endswith(":") and line[0] != " ")
 
 
@@ -221,11 +232,8 @@ def _store_varying(
     if not k.outlines:
         store_quickly(k, space, where, size, mask, words)
         return
-    k.call(
-        "void", name_of("store", space, size), ("ptr", "%context"), (WIDE, k.vec(where)),
-        ("i32", mask), (f"<32 x {words[0].element}>", k.vec(words[0])),
-    )  # fmt: skip
-    k.fault_if_found()
+    data = f"<32 x {words[0].element}>", k.vec(words[0])
+    _outlined(k, "void", name_of("store", space, size), (WIDE, k.vec(where)), ("i32", mask), data)
 
 
 def store_quickly(
@@ -233,7 +241,7 @@ def store_quickly(
 ) -> None:
     """Store up to 8 bytes a lane, as one vector where the lanes are consecutive."""
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
-    good, host = _fast(k, space, where, size, mask, True)
+    good, host = as_vector(k, space, where, size, mask, True)
     k.vec(where)
     data = k.varying(words[0])
     condition = k.mask_vector(mask)
@@ -260,25 +268,29 @@ def store_quickly(
 
 def _uniform_host(k: Kernel, space: str, where: Value, size: int, mask: str) -> str:
     """Return the host address of data that all lanes load, for the lanes in `mask`."""
+    alone = "shared" if space == "shared" else "global"
+    if k.outlines and k.guard is None and space in ("shared", "global", "const", "param"):
+        name = name_of("host", alone, size)
+        return _outlined(k, "ptr", name, ("i64", where.text), ("i32", mask))
     if space in ("global", "const", "param") and mask == "-1":
-        if not k.outlines:
-            return host_quickly(k, space, where, size)
-        name = name_of("host", "global", size)
-        host = k.call("ptr", name, ("ptr", "%context"), ("i64", where.text))
-        k.fault_if_found()
-        return host
-    hosts = resolve(k, space, where, size, False, mask)
+        return host_quickly(k, space, where, size, mask)
+    return _first_host(k, resolve(k, space, where, size, False, mask), mask)
+
+
+def _first_host(k: Kernel, hosts: str, mask: str) -> str:
+    """Return the address of the first lane in a mask."""
     first = k.call("i32", "llvm.cttz.i32", ("i32", mask), ("i1", "false"))
     lane = k.value(f"and i32 {first}, 31")
     one = k.value(f"extractelement {WIDE} {hosts}, i32 {lane}")
     return k.value(f"inttoptr i64 {one} to ptr")
 
 
-def host_quickly(k: Kernel, space: str, where: Value, size: int) -> str:
-    """Return the host address of data that all lanes load: fast if the translation is known and the
-    address is aligned."""
+def host_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> str:
+    """Return the host address of data that the lanes of a mask load: fast if the translation is
+    known and the address is aligned."""
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
-    good, host = hit(k, where.text, size, False)
+    found = _in_shared(k, where.text, size) if space == "shared" else None
+    good, host = found or hit(k, where.text, size, False)
     low = k.value(f"and i64 {where.text}, {size - 1}")
     straight = k.value(f"icmp eq i64 {low}, 0")
     both = k.value(f"and i1 {good}, {straight}")
@@ -287,10 +299,8 @@ def host_quickly(k: Kernel, space: str, where: Value, size: int) -> str:
     k.lines.append(f"{fast}:")
     k.do(f"br label %{done}")
     k.lines.append(f"{slow}:")
-    hosts = resolve(k, space, where, size, False, "1")
-    one = k.value(f"extractelement {WIDE} {hosts}, i32 0")
-    other = k.value(f"inttoptr i64 {one} to ptr")
-    last = _last_label(k)
+    other = _first_host(k, resolve(k, space, where, size, False, mask), mask)
+    last = last_label(k)
     k.do(f"br label %{done}")
     k.lines.append(f"{done}:")
     return k.value(f"phi ptr [ {host}, %{fast} ], [ {other}, %{last} ]")
@@ -386,17 +396,36 @@ def _load(k: Kernel, i: Instruction) -> None:
 def _load_units(k: Kernel, space: str, where: Value, unit: int, count: int) -> list[Value]:
     """Load from addresses that differ by lane."""
     mask = k.mask()
-    if space != "shared" or (unit, count) not in HALVES:
+    if (unit, count) not in (HALVES if space == "shared" else UNITS):
         return split(k, _load_varying(k, space, where, unit * count, mask), unit, count)
-    if not k.outlines:
-        return load_halves(k, where, unit, count, mask)
-    k.call("void", halves_name(unit, count), ("ptr", "%context"), (WIDE, k.vec(where)),
-           ("i32", mask))  # fmt: skip
-    k.fault_if_found()
+    if not k.outlines or space not in OUTLINED_SPACES:
+        return load_units(k, space, where, unit, count, mask)
     kind = f"i{8 * unit}"
-    return [
-        Value(k.value(f"load <32 x {kind}>, ptr {column(k, n)}"), kind, False) for n in range(count)
-    ]
+    result = f"<32 x {kind}>" if count == 1 else "void"
+    name = units_name("load", space, unit, count)
+    text = _outlined(k, result, name, (WIDE, k.vec(where)), ("i32", mask))
+    rows = [text] if text else row_texts(k, unit, count)
+    return [Value(row, kind, False) for row in rows]
+
+
+def row_texts(k: Kernel, unit: int, count: int) -> list[str]:
+    """Load the first `count` IO columns, a unit a lane."""
+    return [k.value(f"load <32 x i{8 * unit}>, ptr {column(k, n)}, align 64") for n in range(count)]
+
+
+def write_rows(k: Kernel, rows: Sequence[Value]) -> None:
+    """Store values in the first IO columns."""
+    for n, row in enumerate(rows):
+        k.do(f"store <32 x {row.element}> {k.vec(row)}, ptr {column(k, n)}, align 64")
+
+
+def load_units(
+    k: Kernel, space: str, where: Value, unit: int, count: int, mask: str
+) -> list[Value]:
+    """Load `count` units a lane: from shared memory as by `halves`."""
+    if space == "shared":
+        return load_halves(k, where, unit, count, mask)
+    return split(k, _load_varying(k, space, where, unit * count, mask), unit, count)
 
 
 def load_halves(k: Kernel, where: Value, unit: int, count: int, mask: str) -> list[Value]:
@@ -431,9 +460,15 @@ def _store(k: Kernel, i: Instruction) -> None:
     space = space_at(k, i, known)
     if space in ("const", "param"):
         raise k.bad(f"memory of .{space} cannot be written")
-    values = [_stored(k, operand, unit) for operand in operands]
-    words = join(k, values, unit)
-    _store_varying(k, space, k.varying(where), unit * count, k.mask(), words)
+    values, mask = [_stored(k, operand, unit) for operand in operands], k.mask()
+    where = k.varying(where)
+    outlines = k.outlines and space in OUTLINED_SPACES and not (k.proxies and space == "shared")
+    if outlines and (unit, count) in UNITS:
+        write_rows(k, values)
+        name = units_name("store", space, unit, count)
+        _outlined(k, "void", name, (WIDE, where.text), ("i32", mask))
+        return
+    _store_varying(k, space, where, unit * count, mask, join(k, values, unit))
 
 
 def _stored(k: Kernel, operand: Operand, unit: int) -> Value:

@@ -7,7 +7,7 @@ branch on a varying predicate decides whether it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ugpu.virtual.nvidia.sm.ptx.module import Instruction
@@ -28,13 +28,15 @@ class Facts:
     """Facts that the translator needs before it emits code.
 
     live: registers that lanes entering a block may read. kept: registers that a waiting lane may
-    still read while the block runs, so that others must not overwrite its value.
+    still read while the block runs, so that others must not overwrite its value. stored: registers
+    whose value is not only read by the instructions of the block that writes it.
     """
 
     varying: set[str] = field(default_factory=set)
     divergent: list[bool] = field(default_factory=list)
     live: list[frozenset[str]] = field(default_factory=list)
     kept: list[frozenset[str]] = field(default_factory=list)
+    stored: frozenset[str] = frozenset()
     branches: set[int] = field(default_factory=set)
 
 
@@ -59,7 +61,19 @@ def analyse(graph: Graph, rows: bool, held: Iterable[str] = ()) -> Facts:
         changed = _spread(graph, facts, rows, once)
         changed |= _let_go(graph, facts, spinning)
     _liveness(graph, facts, spinning)
+    facts.stored = _stored(graph, facts.live)
     return facts
+
+
+def _stored(graph: Graph, live: Sequence[frozenset[str]]) -> frozenset[str]:
+    """See Facts. The ends of blocks, and products of warp groups, are several blocks of code."""
+    found = set().union(*live)
+    for block in graph.blocks:
+        if block.end is not None:
+            found.update(register.name for register in read(block.end))
+        if any(i.name == "wgmma" for i in _all(block.code, block.end)):
+            found.update(r.name for i in block.code for r in (*read(i), *written(i)))
+    return frozenset(found)
 
 
 def _written_once(graph: Graph) -> set[str]:

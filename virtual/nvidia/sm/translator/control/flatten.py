@@ -172,7 +172,8 @@ def _one(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) ->
         # The result is read after the barrier, by an internal instruction.
         flat.code.append(replace(renamed, index=len(flat.code), operands=renamed.operands[1:]))
         renamed = replace(renamed, name="bar_result", operands=renamed.operands[:1])
-    flat.code.append(replace(renamed, index=len(flat.code)))
+    moved = renamed.index != len(flat.code)
+    flat.code.append(replace(renamed, index=len(flat.code)) if moved else renamed)
 
 
 def _parameter(frame: _Frame, instruction: Instruction) -> Instruction:

@@ -41,7 +41,8 @@ def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]
     ]
     if flow.schedules:
         lines += _schedule(k, graph, flow)
-    lines += ["aborted:", f"  ret i32 {layout.ABORTED}", "}"]
+    lines += ["aborted:", f"  ret i32 {layout.ABORTED}"]
+    lines += ["faulted:", f"  ret i32 {layout.FAULTED}", "}"]
     declarations = set(k.declarations)
     if flow.schedules:
         declarations.add(f"declare i32 @{_MIN}(<32 x i32>)")
