@@ -90,7 +90,7 @@ NO_SIZES = {
     "kernel.host.sorting.selection": "ZERO NUMBERS",
     "kernel.host.sorting.values": "SOME TOTAL WHOLE WHOLE_BITS",
     "kernel.host.products.packing": "AHEAD",
-    "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS SOME",
+    "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",
     "kernel.matrix_units": (
         "_GFX11 _GFX12 _GFX942 _GFX950 _SM80 _TF32 _AMPERE _ADA ROW CORE MATRICES _WGMMA"

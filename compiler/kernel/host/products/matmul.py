@@ -116,7 +116,6 @@ class _Blocked(Sides):
         tile = tile or asked.best()
         assert self.tiles is None or (tile.height, tile.vectors) == amx.PANEL, tile
         self.apart, self.in_place = asked.apart(tile), asked.in_place(tile)
-        self.by_rows = asked.by_rows(tile)
         self.again = asked.again(tile)
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
@@ -210,11 +209,8 @@ class _Blocked(Sides):
         panel = tuple(of(row, column))
         if self.mirrored:
             panel = guarded(self.above(row * self.height, (column + 1) * self.width), *panel)
-        over = [(rows, blocks(self.rows.bound(), self.height)),
-                (columns, blocks(self.columns.bound(), self.width))]  # fmt: skip
-        for counter, bound in over[::-1] if self.by_rows else over:
-            panel = (Loop(counter, panel, bound),)
-        return panel[0]
+        inside = Loop(rows, panel, blocks(self.rows.bound(), self.height))
+        return Loop(columns, (inside,), blocks(self.columns.bound(), self.width))
 
     def above(self, row: Index, column: Index) -> Validity:
         """Return whether a row of the tile is above the diagonal of the output somewhere before a

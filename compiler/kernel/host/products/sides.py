@@ -13,12 +13,7 @@ from ugpu.compiler.kernel.host.products import amx
 from ugpu.compiler.kernel.host.products.grouped import is_plain, narrowed, steps_together
 from ugpu.compiler.kernel.host.products.packing import along_depth, direct_height, in_lines
 from ugpu.compiler.kernel.host.products.rates import rates_of, row_cost
-from ugpu.compiler.kernel.host.products.tiles import (
-    Problem,
-    slice_steps,
-    vector_registers,
-    whole_steps,
-)
+from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
 from ugpu.compiler.kernel.shared.spread import unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -45,9 +40,6 @@ class Sides:
         self.sides, joint = (rows, columns), {*rows.ranges, *columns.ranges}
         self.batch = [r for r in computation.ranges if r not in joint]
         self.outer = [r for r in parts.reduce.arg[1] if r not in depth.ranges]
-        if self.group == 1 and depth.size <= whole_steps(target):
-            # panels that are read in place are read for all panels of columns at once
-            most = depth.size if direct_height(parts.left, rows, depth.whole) else most
         main, most = depth.main.size, max(1, most * self.group // depth.unit)
         if self.tiles is not None:
             most = main if main <= self.tiles.once else self.tiles.slice
@@ -85,7 +77,7 @@ class Sides:
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
             rates_of(target), *in_order, direct, None if self.tiles is None else amx.PANEL,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
-            self.mirrored, self.once and self.flat, self.once,
+            self.mirrored, self.tiles is not None and self.once and self.flat,
             row_cost(target, columns.size * depth.size * self.dtype.itemsize),
         )  # fmt: skip
 

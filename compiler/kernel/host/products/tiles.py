@@ -12,14 +12,7 @@ from functools import partial
 
 from ugpu.compiler.kernel.choices import Tile
 from ugpu.compiler.kernel.host.nest import Axis, round_up
-from ugpu.compiler.kernel.host.products.rates import (
-    BEGIN,
-    DEFAULT,
-    WIDEST,
-    Rates,
-    highest,
-    rates_of,
-)
+from ugpu.compiler.kernel.host.products.rates import BEGIN, DEFAULT, WIDEST, Rates, highest
 from ugpu.hcq.state.target import TargetSpec
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
@@ -28,7 +21,6 @@ FEW = 4  # columns that are computed without panels: a vector would mostly be em
 DOTS = 1.5  # cost of a vector of the depth of one row and one such column
 HIDING = 12  # rows from which on multiplications hide loads that are not in order of memory
 ONCE = 2  # panels of rows up to which a right factor is not packed
-SOME = 4  # panels of columns for which a panel of rows is read again from the first-level cache
 UNEVEN = 0.4  # of a tile: time that threads wait for each other at the end
 
 
@@ -40,8 +32,8 @@ class Problem:
     up to which the left factor is not packed. panel: the only height and vectors of panels.
     by_dots: whether a few last columns may be computed without panels. in_lines: whether complete
     panels of columns may be read in place. mirrored: whether panels below the diagonal are not
-    computed. by_panels: whether a tile has the totals of one panel at a time. once: whether the
-    depth is one slice. row: cost of beginning with the next row of the right factor."""
+    computed. by_panels: whether a tile has the totals of one panel at a time. row: cost of
+    beginning with the next row of the right factor."""
 
     rows: Axis
     columns: Axis
@@ -61,7 +53,6 @@ class Problem:
     in_lines: bool = False
     mirrored: bool = False
     by_panels: bool = False
-    once: bool = False
     row: float = 0.0
 
     def apart(self, tile: Tile) -> int:
@@ -87,13 +78,6 @@ class Problem:
     def in_memory(self, tile: Tile) -> bool:
         """Return whether the left factor is read in place."""
         return tile.height <= self.direct_height and not self.again(tile)
-
-    def by_rows(self, tile: Tile) -> bool:
-        """Return whether all panels of columns follow one panel of rows, which the first-level
-        cache then has: the left factor need not stay in the second. That cache has the panel of
-        columns instead where it can."""
-        panel = self.slice_steps * tile.vectors * self.lanes * self.itemsize
-        return self.once and self.in_memory(tile) and panel > self.rates.first
 
     def pack_costs(self, tile: Tile) -> tuple[float, float]:
         """Return the cost of packing an element of the left factor, and of the right."""
@@ -169,8 +153,8 @@ class Problem:
         slice_bytes = self.slice_steps * self.itemsize
         rates, direct = self.rates, self.in_memory(tile)
         alone = tile.columns >= self.columns.main.size and wide == tile.vectors * self.lanes
-        # each element is read once, or one panel at a time is read or packed
-        once = (direct and alone) or self.by_rows(tile) or self.panel is not None
+        # each element is read once, or one panel at a time is packed
+        once = (direct and alone) or self.panel is not None
         return (
             (
                 once
@@ -236,14 +220,6 @@ def slice_steps(target: TargetSpec) -> int:
     """Return the approximate steps of a slice of the depth: a panel of the right factor then stays
     in the first-level cache."""
     return max(128, min(512, target.caches.first // 128 // 64 * 64))
-
-
-def whole_steps(target: TargetSpec) -> int:
-    """Return the steps of a depth up to which it is one slice: some of the widest panels of the
-    right factor then have their share of the second-level cache, and totals never leave the
-    registers."""
-    panels = rates_of(target).right_bytes // SOME
-    return max(slice_steps(target), panels // (WIDEST * target.vector_bytes))
 
 
 def vector_registers(target: TargetSpec) -> int:
