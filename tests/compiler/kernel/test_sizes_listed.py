@@ -83,12 +83,13 @@ NO_SIZES = {
     "kernel.host.nest": "LONG UNROLLED",
     "kernel.host.products.grouped": "LANES OFFSET",
     "kernel.host.products.rates": (
-        "BEGIN WIDEST SPARE L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON ROW"
+        "BEGIN WIDEST SPARE L3_BYTES ZEN4 TILED FULL MESH HALF NEON WIDE_NEON ROW"
     ),
     "kernel.host.fourier.turns": "PASS",
     "kernel.host.sorting.places": "LOW",
     "kernel.host.sorting.selection": "ZERO NUMBERS",
     "kernel.host.sorting.values": "SOME TOTAL WHOLE WHOLE_BITS",
+    "kernel.host.products.packing": "AHEAD",
     "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS LEFT",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",
     "kernel.matrix_units": (

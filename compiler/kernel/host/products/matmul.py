@@ -126,7 +126,7 @@ class _Blocked(Sides):
         self.nest, (self.columns, self.rows) = nest, nest.sides
         self.tall = round_up(self.rows.whole, self.height)
         self.wide = round_up(self.columns.whole - self.apart, self.width)
-        self.pack()
+        self.pack(target)
         # whether to compute results from a panel's totals while these are in the first-level cache
         alone = self.tall == self.height and rows.main.size == tile.rows  # rows are constants then
         flat = self.flat or (alone and self.in_order_across)
@@ -142,12 +142,13 @@ class _Blocked(Sides):
             self.ends = Ends(self.left, self.right, self.wide // self.width, sides,
                              self.slice.whole, self.lanes, self.dtype)  # fmt: skip
 
-    def pack(self) -> None:
+    def pack(self, target: TargetSpec) -> None:
         """Lay out the slices of both factors."""
         parts, depth, block = self.parts, self.slice, 1 if self.tiles is None else self.tiles.steps
         quads = self.group == QUAD and self.tiles is None
         self.packing = packing = Packing(
-            self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.near, block,
+            self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.near,
+            target.caches.second // 2, block,
         )  # fmt: skip
         self.right: Factor = (
             Direct(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)

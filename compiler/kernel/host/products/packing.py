@@ -38,6 +38,7 @@ SETS = 4096  # bytes from which on lines share a set of the first-level cache
 ABREAST = 6  # lines of a set that may be read concurrently: of eight, some are for the other factor
 PAIR, QUAD = 2, 4  # steps that one instruction multiplies
 GROUPS = {PAIR: "pair", QUAD: "quad"}
+AHEAD = 2048  # bytes of a factor between what is packed and what is prefetched for it
 SHORT = 8  # consecutive elements that make it worthwhile to follow memory
 
 
@@ -158,8 +159,9 @@ class Packing:
     """Common properties of the slices of both factors. batch: values of the other ranges. together:
     steps of the depth's main range that are multiplied at once and lie side by side; an incomplete
     group at the end ends with zeros. plain: each side is one range. in_rows: the left factor is
-    always in rows. near: see `direct_height`. block: steps to multiples of which zeros are added at
-    the end of the depth."""
+    always in rows. near: see `direct_height`. far: bytes of an array from which on it comes from
+    beyond the second-level cache. block: steps to multiples of which zeros are added at the end of
+    the depth."""
 
     lanes: int
     depth: Part
@@ -168,6 +170,7 @@ class Packing:
     plain: bool
     in_rows: bool
     near: int
+    far: int
     block: int = 1
 
     @property
@@ -226,7 +229,8 @@ class Packing:
             inside = element.around(*stores)
             if by_panels:
                 return Loop(panel, (groups.around(inside),))
-            return groups.around(Loop(panel, (inside,)) if flat else inside)
+            soon = self.soon(factor, across, element, groups) if flat and together == 1 else ()
+            return groups.around(Loop(panel, (*soon, inside)) if flat else inside)
 
         statements, rest = [by_groups(self.groups(name, factor), together)], self.total % together
         if rest:  # the incomplete group at the end of the depth
@@ -291,6 +295,21 @@ class Packing:
             wanted = {**self.batch, axis.main: here, **self.depth.places(step)}
             access = substitute(factor, wanted).arg
             yield Prefetch(access.memory, access.index)
+
+    def soon(self, factor: Value, across: Part, element: Walk, steps: Walk) -> tuple[Loop, ...]:
+        """Return the loop that begins to bring the same elements of some steps behind near: a
+        processor's own prefetching ends with a row of the part, or with a page."""
+        if factor.op != "load" or factor.arg.conditions or len(steps.loops) > 1:
+            return ()
+        size, main, (counter, _) = factor.dtype.itemsize, self.depth.axis.main, element.loops[-1]
+        line = Range(counter.name + "_line", -(-counter.size * size // LINE))
+        ahead = -(-AHEAD // (min(across.whole, across.axis.size) * size))
+        behind = {**steps.places, main: steps.places[main] + ahead}
+        access = substitute(factor, {**self.batch, **element.places, **behind}).arg
+        if access.memory.count * size < self.far or access.index.linear(counter) != (1,):
+            return ()
+        first = {counter: line.index() * (LINE // size)}
+        return (Loop(line, (Prefetch(access.memory, access.index.substitute(first)),)),)
 
     def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         lanes, count = self.lanes, round_up(across.whole, width) // width

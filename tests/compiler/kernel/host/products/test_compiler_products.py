@@ -235,7 +235,7 @@ def test_left_factors_that_are_not_packed_are_read_inside(data: st.DataObject) -
     count = panels * height - data.draw(st.integers(0, height - 1))
     group = Range("group", -(-size // count), "group")
     across = Part(Axis(row), group.index() * count, count)
-    packing = Packing(16, slice_, {}, 1, plain=True, in_rows=False, near=0)
+    packing = Packing(16, slice_, {}, 1, plain=True, in_rows=False, near=0, far=0)
     direct = packing.left(factor, across, height)
     assert isinstance(direct, Direct) and not direct.statements
     panel = Range("panel", panels)
@@ -300,13 +300,33 @@ def test_what_is_no_plain_memory_along_the_depth_is_packed() -> None:
     assert direct_height(turned, Axis(row), slice_, near - 1) == 0
 
 
-@pytest.mark.parametrize("shape", [(1025, 64, 130), (64, 300, 300), (35, 1024, 65), (8, 9, 8)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1025, 64, 130), (64, 300, 300), (35, 1024, 65), (8, 9, 8), (67, 1023, 530), (35, 1203, 270)],
+)
 def test_products_whose_left_factor_is_not_packed(cpu: Device, shape: tuple[int, int, int]) -> None:
     rows, depth, columns = shape
     rng = np.random.default_rng(1)
     left, right = _array(rng, (rows, depth), "float32"), _array(rng, (depth, columns), "float32")
     result = (Tensor(left, device=cpu) @ Tensor(right, device=cpu)).numpy()
     assert (result == left @ right).all()
+
+
+@pytest.mark.parametrize("cpu", ["znver4", "sapphirerapids", "graniterapids", "haswell"])
+@pytest.mark.parametrize("size", [64, 512, 1000, 2048])
+def test_large_right_factors_are_prefetched_while_packed(cpu: str, size: int) -> None:
+    lanes, second = (8, 256) if cpu == "haswell" else (16, 1024 if cpu == "znver4" else 2048)
+    caches = Caches(48 << 10, second << 10)
+    target = dataclasses.replace(HOST, cpu=cpu, vector_bytes=lanes * 4, caches=caches)
+    shape = (size, size, size)
+    rows = graph.reshape(buffer(size, size, dtype=float32), (size, 1, size))
+    columns = graph.permute(buffer(size, size, dtype=float32), (1, 0))
+    columns = graph.reshape(columns, (1, size, size))
+    left, right = graph.expand(rows, shape), graph.expand(columns, shape)
+    pairs = graph.elementwise("mul", float32, left, right)
+    (kernel,) = kernels_of(graph.reduce("sum", pairs, (2,)), target)
+    loops = {loop.range.name for loop in _loops(kernel.body)}
+    assert ("right_element_line" in loops) == (4 * size * size >= second << 9)
 
 
 @pytest.mark.parametrize(
