@@ -313,7 +313,7 @@ PRODUCTS = (
         "kernel.host.products.packing", "LINE SETS ABREAST",
         lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: panels(found) and found.has("left"),  # rows that share a set are packed
-        [((40, 1024), (1024, 200)), ((35, 2048), (2048, 65))], [((40, 1040), (1040, 200))],
+        [((40, 1024), (1024, 200)), ((35, 2048), (2048, 150))], [((40, 1040), (1040, 200))],
     ),
     Rule(
         "kernel.host.products.dots", "MOST_ROWS HIGH WIDE DEEP", lambda x, y: x @ y.permute(1, 0),
