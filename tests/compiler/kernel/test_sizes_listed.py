@@ -78,6 +78,7 @@ NO_SIZES = {
     "graph.series": "KEPT",
     "methods.shape.resampling": "LINEAR",
     "schedule.precedence": "_OLD _NEW",
+    "kernel.attention.running": "ZERO",
     "kernel.gpu.dots": "PADDING",
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
     "kernel.host.nest": "LONG UNROLLED",
