@@ -83,7 +83,9 @@ def test_one_folder_holds_code_of_the_model_and_of_its_board(
             made = compiled(script, "virtual:navi31", tmp_path / "objects", capsys)
         assert isinstance(made, dict)
         sizes.append(made["kernels"])
-    assert sizes[0].keys() == sizes[1].keys() and sizes[0] != sizes[1]
+    model, board = sizes
+    assert len(model) == len(board), "products of a model have a text of their own"
+    assert any(model[name] != board[name] for name in model.keys() & board.keys())
 
 
 @pytest.mark.parametrize("target", ["adreno-a100", "virtual:nothing"])
