@@ -18,13 +18,15 @@ VALUES = 1000  # live at once, 128 bytes each
 
 
 def wide(values: int) -> str:
-    """A kernel that loads so many words and then adds them up, last first."""
-    loads = "".join(f"ld.global.u32 %v{n}, [%rd0+{4 * n}];\n" for n in range(values))
+    """A kernel in which each thread loads so many words, from its own place on, and then adds them
+    up in another block, last first. No sum is the number with which it would do so again."""
+    loads = "".join(f"ld.global.u32 %v{n}, [%rd2+{4 * n}];\n" for n in range(values))
     adds = "".join(f"add.u32 %r1, %r1, %v{n};\n" for n in reversed(range(values)))
     return body(
         2,
-        f".reg .u32 %v<{values}>;\n{loads} mov.u32 %r1, 0;\n{adds}"
-        "mul.wide.u32 %rd3, %t, 4; add.s64 %rd2, %rd1, %rd3; st.global.u32 [%rd2], %r1;",
+        f".reg .u32 %v<{values}>;\n mul.wide.u32 %rd3, %t, 4; add.s64 %rd2, %rd0, %rd3;\n{loads}"
+        f"$sum: mov.u32 %r1, 0;\n{adds} setp.eq.u32 %p1, %r1, 0xFFFFFFFF; @%p1 bra $sum;\n"
+        "add.s64 %rd2, %rd1, %rd3; st.global.u32 [%rd2], %r1;",
     )
 
 
@@ -39,11 +41,11 @@ def test_a_frame_beyond_a_usual_stack_is_run_on_a_deep_one(monkeypatch: pytest.M
         return work(*arguments)
 
     monkeypatch.setattr(bench.units, "_work", watched)
-    values = (np.arange(VALUES) * 7919 % 1009).astype(np.uint32)
+    values = (np.arange(VALUES + 31) * 7919 % 1009).astype(np.uint32)
     source, _ = bench.array(values)
     target, out = bench.array(np.zeros(32, np.uint32))
     bench.good(wide(VALUES), source, target)
-    assert (out == values.sum()).all()
+    assert out.tolist() == [values[n : n + VALUES].sum() for n in range(32)]
     assert len(seen) == 1 and seen[0] is not threading.current_thread()
 
 
@@ -82,7 +84,7 @@ def test_a_deep_thread_has_room_for_the_deepest_frame() -> None:
 def test_a_frame_beyond_every_stack_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "DEEPEST", 16 << 10)
     bench = Bench()
-    source, _ = bench.array(np.zeros(VALUES, np.uint32))
+    source, _ = bench.array(np.zeros(VALUES + 31, np.uint32))
     target, out = bench.array(np.ones(32, np.uint32))
     with pytest.raises(NotSupported, match="too much code"):
         bench.launch(wide(VALUES), source, target)
