@@ -96,8 +96,8 @@ def _far(rows: int, depth: int, columns: int) -> tuple[Problem, Problem]:
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(32, 384, 1536), (32, 1536, 384)])
 def test_far_factors_are_read_in_place(rows: int, depth: int, columns: int) -> None:
-    """Weights from beyond the second-level cache are not packed for up to 12 panels of rows, which read
-    them in lines that are prefetched."""
+    """Weights from beyond the second-level cache are not packed for up to 12 panels of rows, which
+    read them in lines that are prefetched."""
     near, far = _far(rows, depth, columns)
     assert near.row == 0 < far.row
     tile = far.best()
