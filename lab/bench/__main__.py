@@ -8,7 +8,9 @@ loaded.
 `python -m lab.bench start boot` runs only the named subjects. Each run is added to the history of
 this kind of machine (lab/bench/history.py); `python -m lab.bench compare` measures nothing, but
 shows what the last run did worse and better than the median of earlier ones, beyond their spread.
-Exit status: 0; of compare, 1 where something became worse; 2 for an unknown subject.
+A subject that fails is named at the end; the others are measured all the same.
+Exit status: 0; 1 where a subject failed; of compare, 1 where something became worse; 2 for an
+unknown subject.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def subjects() -> dict[str, str]:
 
 
 def run(subject: str) -> list[dict[str, object]]:
-    """Measure one subject; a subject that fails stops the whole run."""
+    """Measure one subject. Raises subprocess.SubprocessError where it fails or takes too long."""
     with setting("UGPU_TIERS", "0"):  # what is timed is the version that runs fast
         done = subprocess.run(
             [sys.executable, "-c", RUN_ONE, subjects()[subject]],
@@ -55,6 +57,13 @@ def run(subject: str) -> list[dict[str, object]]:
         )
     results: list[dict[str, object]] = json.loads(done.stdout)
     return results
+
+
+def _reason(error: subprocess.SubprocessError) -> str:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"more than {error.timeout:.0f} s"
+    status = error.returncode if isinstance(error, subprocess.CalledProcessError) else error
+    return f"exit status {status}"
 
 
 def show(result: dict[str, object]) -> str:
@@ -79,17 +88,23 @@ def main() -> int:
     if unknown:
         print(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(subjects())}")
         return 2
-    results = []
+    results, failed = [], []
     for subject in wanted:
-        for result in run(subject):
-            results.append(result)
-            print(show(result), flush=True)
+        try:
+            measured = run(subject)
+        except subprocess.SubprocessError as error:
+            failed.append(f"{subject} failed: {_reason(error)}")
+            print(failed[-1], flush=True)
+            continue
+        results.extend(measured)
+        print(*map(show, measured), sep="\n", flush=True)
     target = ROOT / "build" / "bench.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     history.append(history.BenchRun.of(results), path)
     print(f"written to {target.relative_to(ROOT)}; added to {path}")
-    return 0
+    print(*failed, sep="\n")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

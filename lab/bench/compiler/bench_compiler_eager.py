@@ -36,7 +36,7 @@ import time
 import numpy as np
 from ugpu.compiler import Tensor
 from ugpu.compiler.runtime.runtime import device_of
-from tests.support import models
+from tests.support.compiler import models
 device_of("cpu")
 network = models.resnet50(lambda *shape: Tensor(np.empty(shape, np.float32), device="cpu"))
 start = time.perf_counter()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -108,3 +114,61 @@ def test_a_run_is_added_without_what_was_skipped(
     monkeypatch.setattr(sys, "argv", ["bench", "compare"])
     assert bench.main() == 0
     assert "0 as before, 1 with fewer than 3 earlier runs" in capsys.readouterr().out
+
+
+def test_a_subject_that_fails_stops_none_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kind.jsonl"
+
+    def measured(subject: str) -> list[dict[str, object]]:
+        if subject == "boot":
+            raise subprocess.CalledProcessError(7, ["python"])
+        if subject == "hcq":
+            raise subprocess.TimeoutExpired(["python"], 900)
+        return [{"name": "import", "value": 12.5, "unit": "ms"}]
+
+    monkeypatch.setattr(history, "history_file", lambda: path)
+    monkeypatch.setattr(bench, "run", measured)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench", "boot", "hcq", "start"])
+    assert bench.main() == 1
+    assert [list(one.figures) for one in history.runs(path)] == [[Figure("import", 12.5, "ms")]]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["boot failed: exit status 7", "hcq failed: more than 900 s"]
+
+
+def _imports(path: Path) -> Iterator[ast.ImportFrom]:
+    """The imports of a module, and of programs that it has as text."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.Constant) and "import " in str(node.value):
+            try:
+                program = ast.parse(str(node.value))
+            except (SyntaxError, ValueError):
+                continue
+            yield from (one for one in ast.walk(program) if isinstance(one, ast.ImportFrom))
+
+
+@cache
+def _names(module: str) -> frozenset[str]:
+    """What `from module import` finds: modules in its folder, and all names that its text uses."""
+    found: set[str] = set()
+    spec = find_spec(module)
+    assert spec is not None, f"there is no module {module}"
+    for folder in spec.submodule_search_locations or ():
+        found |= {one.stem for one in Path(folder).iterdir()}
+    if spec.origin is not None:
+        found |= set(re.findall(r"[A-Za-z_]\w*", Path(spec.origin).read_text("utf-8")))
+    return frozenset(found)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(bench.__file__).parent.glob("*/*.py")), ids=lambda path: path.stem
+)
+def test_what_a_benchmark_and_its_programs_import_exists(path: Path) -> None:
+    for found in _imports(path):
+        module = str(found.module)
+        if module.split(".")[0] in ("ugpu", "tests", "lab"):
+            assert {alias.name for alias in found.names} <= _names(module), ast.unparse(found)
