@@ -98,8 +98,18 @@ class Part:
         return (constant(self.axis.main.size) - self.start) * self.axis.unit
 
     def bound(self) -> Index | None:
-        """Return the number of elements if it varies, otherwise None."""
+        """Return what bounds the number of elements if it varies, otherwise None."""
         return self.left if self.axis.main.size % self.count else None
+
+    def elements(self) -> Index:
+        """Return the number of elements."""
+        rest = self.axis.main.size % self.count
+        if not rest:
+            return constant(self.whole)
+        last = self.axis.main.size - rest  # where the last part starts, if not the only one
+        if not last:
+            return constant(rest * self.axis.unit)
+        return constant(self.whole) - self.start // last * ((self.count - rest) * self.axis.unit)
 
     def places(self, position: Index) -> dict[Range, Index]:
         """Return the values of the ranges at an element of the part."""
@@ -140,9 +150,7 @@ class Part:
     def panel(self, name: str, first: Index, count: int, whole: int, step: int = 1) -> Walk:
         """Return the loop over each `step`th of `count` elements from `first` on, of panels that
         extend to `whole`."""
-        bound = self.bound()
-        if self.whole != whole and bound is None:
-            bound = constant(self.whole)
+        bound = self.bound() if self.whole == whole else self.elements()
         bound = None if bound is None else bound - first
         if step == 1:
             return self.line(name, count, first, bound)
