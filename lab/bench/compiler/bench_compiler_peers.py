@@ -255,7 +255,8 @@ def _matrix_units(size: int) -> list[Any]:
     """A product of float16 on the virtual GPU, with its matrix units and without."""
     array = np.random.default_rng(0).random((size, size)).astype(np.float16)
     with hcq.open("virtual:navi31") as device, hcq.open("virtual:navi31") as plain:
-        plain.target = dataclasses.replace(plain.target, matrix="")
+        driver = vars(plain)["_Device__driver"]
+        driver.target = dataclasses.replace(plain.target, matrix="")
         works = []
         for each in (device, plain):
             use_cache(each, None)
