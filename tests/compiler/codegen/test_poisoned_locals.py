@@ -1,4 +1,5 @@
-"""Kernels of the host read nothing of their local memory that they have not written."""
+"""Kernels of the host read nothing of their local memory that they have not written, and groups
+store nothing into what other groups compute."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 from tests.compiler.gradients.test_gradients_attention import check
-from tests.support.compiler.poisoned import poison_locals, poisoned
+from tests.support.compiler.poisoned import backwards, poison_locals, poisoned, turn_groups
 from ugpu import Tensor, hcq
 from ugpu.compiler.numeric import fft
 from ugpu.hcq.device.device import Device
 
+THREADS = 4  # kernels have groups for as many
 RANDOM = np.random.default_rng(8)
 LEFT, RIGHT = (RANDOM.standard_normal(shape).astype(np.float32) for shape in ((65, 33), (33, 19)))
 IMAGES, WINDOWS = (
@@ -23,9 +25,11 @@ IMAGES, WINDOWS = (
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    with pytest.MonkeyPatch.context() as patch, hcq.open("cpu") as opened:
-        poison_locals(opened, tmp_path_factory.mktemp("poisoned"), patch)
-        yield opened
+    with pytest.MonkeyPatch.context() as patch:
+        turn_groups(patch)
+        with hcq.open("cpu", threads=THREADS) as opened:
+            poison_locals(opened, tmp_path_factory.mktemp("poisoned"), patch)
+            yield opened
 
 
 def test_memory_is_filled() -> None:
@@ -73,3 +77,31 @@ def test_windows(device: Device, stride: int) -> None:
     seen = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
     exact = np.einsum("bchwij,ocij->bohw", seen[:, :, ::stride, ::stride], WINDOWS)
     np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-3)
+
+
+def test_groups_are_turned() -> None:
+    text = ("groups.head:\n  %group = phi i64 [ %first, %entry ]\n"
+            "  %more = icmp slt i64 %group, %last\ngroups.run:\n"
+            "  %x = add i64 %group, 1\n  %next = add nuw nsw i64 %group, 1\n")  # fmt: skip
+    turned = backwards(text, 7)
+    assert "groups.run:\n  %group = sub i64 6, %turn.n\n  %x = add i64 %group, 1" in turned
+    assert "icmp slt i64 %turn.n, %last" in turned and "add nuw nsw i64 %turn.n, 1" in turned
+
+
+# Columns are rows of an image, of which a group has some: 33, 28 and 35 elements, in panels of whole
+# vectors. Channels of the result, of the image, its side, the window's side and stride.
+@pytest.mark.parametrize(
+    "sizes", [(32, 64, 34, 2, 1), (64, 64, 30, 3, 1), (24, 40, 71, 3, 2), (96, 48, 57, 2, 1)]
+)
+def test_groups_of_some_rows_of_an_image_store_no_others(
+    device: Device, sizes: tuple[int, int, int, int, int]
+) -> None:
+    """Where the columns of a group do not fill whole panels, two threads stored undefined numbers
+    into each other's results."""
+    out, channels, side, window, stride = sizes
+    image = RANDOM.standard_normal((1, channels, side, side), dtype=np.float32)
+    weights = RANDOM.standard_normal((out, channels, window, window), dtype=np.float32)
+    found = Tensor(image, device=device).conv2d(Tensor(weights, device=device), stride=stride)
+    seen = np.lib.stride_tricks.sliding_window_view(image, (window, window), (2, 3))
+    exact = np.einsum("bchwij,ocij->bohw", seen[:, :, ::stride, ::stride], weights, optimize=True)
+    np.testing.assert_allclose(found.numpy(), exact, rtol=1e-3, atol=1e-3)
