@@ -43,7 +43,7 @@ class Images(Groups):
             if before + size + after < 0 or max(before, after) > max(0, most if size else 0):
                 raise BadArgument(
                     f"pad_with: {mode!r} of axis {axis} of shape {self._shown} can add {-size} to "
-                    f"{most} elements, expected ({before}, {after}) to fit"
+                    f"{most} elements on each side, found ({before}, {after})"
                 )
             if before or after:
                 places = self._counted(before + size + after, 0)

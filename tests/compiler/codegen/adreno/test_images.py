@@ -78,7 +78,7 @@ def test_heads_of_keys_serve_groups_of_queries() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda x: x.pad_with([(0, 0)] * 3 + [(9, 0)], "reflect"), "can add 0 to 8 elements"),
+        (lambda x: x.pad_with([(0, 0)] * 3 + [(9, 0)], "reflect"), "can add -9 to 8 elements"),
         (lambda x: x.grid_sample(x), "expected images"),
         (lambda x: x[0].interpolate(3, mode="bicubic"), "mode 'bicubic' is not supported"),
     ],
