@@ -211,7 +211,7 @@ class Index:
                 part = atom.value.evaluate(values) // atom.divisor
             else:
                 part = atom.value.evaluate(values) % atom.divisor
-            total += part * factor
+            total = total + part * factor  # not in place: tests evaluate for arrays
         return total
 
     def magnitude(self) -> int:

@@ -88,8 +88,8 @@ def test_groups_are_turned() -> None:
     assert "icmp slt i64 %turn.n, %last" in turned and "add nuw nsw i64 %turn.n, 1" in turned
 
 
-# Columns are rows of an image, of which a group has some: 33, 28 and 35 elements, in panels of whole
-# vectors. Channels of the result, of the image, its side, the window's side and stride.
+# Columns are rows of an image, of which a group has some, in panels of whole vectors. Channels of
+# the result and of the image, its side, the window's side and stride.
 @pytest.mark.parametrize(
     "sizes", [(32, 64, 34, 2, 1), (64, 64, 30, 3, 1), (24, 40, 71, 3, 2), (96, 48, 57, 2, 1)]
 )
