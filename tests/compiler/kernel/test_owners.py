@@ -74,13 +74,14 @@ def test_one_too_large() -> None:
 @pytest.mark.parametrize("threads", [2, 7])
 @pytest.mark.parametrize(
     ("out", "channels", "side", "window", "stride"),
-    [(32, 64, 34, 2, 1), (24, 40, 71, 3, 2), (8, 3, 112, 7, 2)],
+    [(32, 64, 34, 2, 1), (24, 40, 71, 3, 2), (8, 3, 112, 7, 2), (128, 128, 30, 3, 1)],
 )
 def test_convolutions(
     threads: int, out: int, channels: int, side: int, window: int, stride: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Groups of some rows of an image, whose columns do not fill whole panels."""
+    """Groups of some rows of an image, whose columns do not fill whole panels; and of some
+    channels in Winograd tiles, which do not either."""
     counts = watch(monkeypatch)
     with hcq.open("cpu", threads=threads) as device:
         use_cache(device, None)

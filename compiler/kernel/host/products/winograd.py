@@ -164,7 +164,7 @@ class _Convolution:
         image = Loop(channel, (self.staged(channel.index()), self.in_tiles(channel.index())))
         panel = Range("panel", -(-self.outs.count // self.height))
         first = self.outs.start + panel.index() * self.height
-        rows = constant(self.parts.out.size) - first
+        rows = self.outs.elements() - panel.index() * self.height
         bound = blocks(self.outs.bound(), self.height)
         body = (self.weighted(first, rows), self.multiply(), self.finish(first, rows))
         return self.nest.kernel((image, Loop(panel, body, bound)))
