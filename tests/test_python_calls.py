@@ -25,7 +25,7 @@ MOST = {
     "virtual:gh100": {
         "open": 23_900,
         "launch": 60,
-        "wait": 32,
+        "wait": 37,
         "copy in": 216,
         "copy out": 211,
         "copy within": 114,

@@ -33,7 +33,8 @@ def test_what_make_test_runs_has_every_folder_and_family(request: pytest.Fixture
     folders, those_of_fast = (
         {Path(name.partition("::")[0]).parent for name in names} for names in (collected, fast)
     )
-    assert folders - those_of_fast == set()
+    foreign = {folder for folder in folders if "foreign" in folder.parts}  # needs other programs
+    assert folders - those_of_fast - foreign == set()
     cases = " ".join(name.partition("[")[2] for name in fast)
     assert [family for family in FAMILIES if cases.count(family) < 5] == []
 
