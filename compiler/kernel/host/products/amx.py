@@ -116,18 +116,6 @@ class Tiles:
             factors = 4 + down, 6 + across
             return TileStep("multiply", 2 * down + across, factors=factors, kind=self.kind)
 
-        def steps() -> Iterator[TileStep]:
-            rows = columns = None  # in the tiles
-            for one, two in ((0, 0), (1, 0), (1, 1), (0, 1))[: self.halves**2]:
-                new_rows, new_columns = rows is not left[one], columns is not right[two]
-                rows, columns = left[one], right[two]
-                for down, across in ((0, 0), (0, 1), (1, 0), (1, 1)):
-                    if new_rows and across == 0:
-                        yield load_row(down, rows)
-                    if new_columns and down == 0:
-                        yield load_column(across, columns)
-                    yield multiplied(down, across)
-
         places = {2 * down + across: at + (down * pitch + across) * TILE_ROWS
                   for down in range(2) for across in range(2)}  # fmt: skip
         before = [
@@ -135,7 +123,26 @@ class Tiles:
             for tile, place in places.items()
         ]
         after = [TileStep("store", tile, total, place, pitch) for tile, place in places.items()]
-        return (*before, loop(tuple(steps())), *after)
+        inner = _in_turn(left, right, load_row, load_column, multiplied)
+        return (*before, loop(tuple(inner)), *after)
+
+
+def _in_turn(
+    left: Sequence[Packed], right: Sequence[Packed], load_row: Callable[[int, Packed], TileStep],
+    load_column: Callable[[int, Packed], TileStep], multiplied: Callable[[int, int], TileStep],
+) -> Iterator[TileStep]:  # fmt: skip
+    """Yield the products of each half of the left factor by each of the right, of which one changes
+    at a time, and the loads of tiles before the first product that needs them."""
+    rows = columns = None  # in the tiles
+    for one, two in ((0, 0), (1, 0), (1, 1), (0, 1))[: len(left) * len(right)]:
+        new_rows, new_columns = rows is not left[one], columns is not right[two]
+        rows, columns = left[one], right[two]
+        for down, across in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            if new_rows and across == 0:
+                yield load_row(down, rows)
+            if new_columns and down == 0:
+                yield load_column(across, columns)
+            yield multiplied(down, across)
 
 
 def halves(number: Value) -> tuple[Value, Value]:
