@@ -40,6 +40,7 @@ from ugpu.compiler.kernel.host.nest import (
     Walk,
     blocks,
     filled,
+    rolled,
     round_up,
 )
 from ugpu.compiler.kernel.host.products import amx
@@ -392,9 +393,9 @@ class _Blocked(Sides):
         added = across.around(Store(self.tile, place, multiply_add(left, right, total)))
         return (
             Store(flag, at, const(0, int32)),
-            down.around(across.around(Store(flag, at, unordered))),
+            rolled(down.around(across.around(Store(flag, at, unordered)))),
             If(at_least_zero(lookup(load(flag, at), 2) - 1),
-               (down.around(zero, step.around(added)),)),
+               (rolled(down.around(zero, step.around(added))),)),
         )  # fmt: skip
 
     def panel_in_vectors(self, row: Index, column: Index) -> Sequence[Statement]:
