@@ -17,13 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ugpu.compiler.dtype import int8
+from ugpu.compiler.dtype import int8, int32
+from ugpu.compiler.expression.accumulate import multiply_add
 from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
+    binary,
     broadcast,
+    cast,
     const,
     load,
     substitute,
@@ -36,6 +40,7 @@ from ugpu.compiler.kernel.host.nest import (
     Walk,
     blocks,
     filled,
+    rolled,
     round_up,
 )
 from ugpu.compiler.kernel.host.products import amx
@@ -59,7 +64,16 @@ from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.sides import Sides
 from ugpu.compiler.kernel.host.products.tiles import Problem
 from ugpu.compiler.kernel.host.rows import ROWS
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, guarded, nested
+from ugpu.compiler.kernel.ir import (
+    If,
+    Kernel,
+    Loop,
+    Prefetch,
+    Statement,
+    Store,
+    guarded,
+    nested,
+)
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -150,24 +164,34 @@ class _Blocked(Sides):
             self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.near,
             target.caches.second // 2, block,
         )  # fmt: skip
-        self.right: Factor = (
+        self.excess: Correction | None = None
+        self.left: Factor
+        self.right: Factor
+        self.halves: tuple[list[Packed], list[Packed]] = [], []
+        if self.tiles is not None:
+            self.pack_for(self.tiles)
+            return
+        self.right = (
             Direct(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
-            if self.in_place else packing.right(parts.right, self.columns, self.width)
+            if self.in_place else packing.right([parts.right], self.columns, self.width)[0]
         )  # fmt: skip
         left = unsigned(parts.left) if quads else parts.left
-        self.left: Factor
-        if self.tiles is not None:
-            row = self.row_panels().index()
-            self.left = packing.in_blocks(left, self.rows, self.height, row)
-        elif self.again and isinstance(self.right, Packed):
+        if self.again and isinstance(self.right, Packed):
             self.left = Again(self.right, self.rows.start, self.height, self.width)
         else:
             self.left = packing.left(left, self.rows, self.height)
-        self.excess: Correction | None = None
         if quads and parts.left.dtype is int8:
             panels, count = self.wide // self.width, depth.whole // QUAD
             assert isinstance(self.right, Packed)  # holds whenever steps are taken together
             self.excess = Correction(self.right, panels, self.vectors, count, self.steps_bound())
+
+    def pack_for(self, tiles: amx.Tiles) -> None:
+        """Lay out the halves of both factors for tile registers."""
+        left, right = (tiles.parted(factor) for factor in (self.parts.left, self.parts.right))
+        row = self.row_panels().index()
+        lefts = self.packing.in_blocks(left, self.rows, self.height, row)
+        rights = self.packing.right(right, self.columns, self.width)
+        self.left, self.right, self.halves = lefts[0], rights[0], (lefts, rights)
 
     def kernel(self) -> Kernel:
         left = self.left.statements if self.tiles is None else ()
@@ -179,7 +203,7 @@ class _Blocked(Sides):
         if not self.once:
             cleared = [] if self.ends is None else [self.ends.clear()]
             body = [filled("clear", self.tile, self.zero()), *cleared, *body]
-        body += [] if self.by_panels else [self.finish()]
+        body += [] if self.by_panels else [*self.all_exact(), self.finish()]
         body += [] if self.ends is None else [self.finish_ends(self.ends)]
         if self.mirrored:
             body = [*guarded(self.above(constant(0), constant(self.columns.whole)), *body)]
@@ -329,8 +353,6 @@ class _Blocked(Sides):
         """Multiply a panel in tile registers."""
         block = Range("block", self.slice.whole // tiles.steps)
         bound = blocks(self.slice.bound(), tiles.steps) if self.slices > 1 else None
-        assert isinstance(self.left, Packed)  # holds whenever tiles are used
-        assert isinstance(self.right, Packed)
         ahead: tuple[Statement, ...] = ()
         if self.far and self.parts.left.op == "load" and not self.parts.left.arg.conditions:
             # a panel of columns begins to bring some rows of the next panel near
@@ -340,10 +362,41 @@ class _Blocked(Sides):
             left = self.parts.left
             ahead = tuple(self.packing.ahead(left, self.rows, range(rows), first, step))
         body = tiles.multiply(
-            self.left, self.right, self.tile, self.first(row, column), self.pitch, self.once,
-            (row, column), block, lambda inner: Loop(block, (*inner, *ahead), bound),
+            *self.halves, self.tile, self.first(row, column), self.pitch, self.once, (row, column),
+            block, lambda inner: Loop(block, (*inner, *ahead), bound),
         )  # fmt: skip
-        return (*body, *self.panel_in_vectors(row, column)) if self.by_panels else body
+        if not self.by_panels:
+            return body
+        down = self.rows.panel("exact_row", row * self.height, self.height, self.tall)
+        across = self.panel_columns("exact_column", column * self.width)
+        return (*body, *self.exact(down, across), *self.panel_in_vectors(row, column))
+
+    def all_exact(self) -> tuple[Statement, ...]:
+        """Return the same for the whole tile."""
+        down, across = self.rows.steps("exact_row"), self.columns.steps("exact_column")
+        return self.exact(down, across)
+
+    def exact(self, down: Walk, across: Walk) -> tuple[Statement, ...]:
+        """Return the statements that compute totals of halves again in float32 if one is NaN."""
+        if self.tiles is None or self.tiles.halves == 1:
+            return ()
+        step = self.slice.axis.whole.steps("exact_step")
+        places = {**self.nest.batch, **down.places, **across.places, **step.places}
+        left, right = (
+            cast(substitute(factor, places), self.dtype)
+            for factor in (self.parts.left, self.parts.right)
+        )
+        place = self.place(down.position, across.position)
+        total, flag, at = load(self.tile, place), Memory("again", int32, 1, "register"), constant(0)
+        unordered = binary("or", load(flag, at), cast(binary("ne", total, total), int32))
+        zero = across.around(Store(self.tile, place, const(0, self.dtype)))
+        added = across.around(Store(self.tile, place, multiply_add(left, right, total)))
+        return (
+            Store(flag, at, const(0, int32)),
+            rolled(down.around(across.around(Store(flag, at, unordered)))),
+            If(at_least_zero(lookup(load(flag, at), 2) - 1),
+               (rolled(down.around(zero, step.around(added))),)),
+        )  # fmt: skip
 
     def panel_in_vectors(self, row: Index, column: Index) -> Sequence[Statement]:
         """Return the stores of a panel's results from its tile, as vectors where they can be

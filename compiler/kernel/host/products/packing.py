@@ -23,7 +23,7 @@ multiplying them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -190,20 +190,25 @@ class Packing:
         apart = self.together > 1 and not self.plain
         if self.in_rows or (not apart and along_depth(factor, across, self.depth)):
             return self.rows("left", factor, across, height)
-        return self.by_steps("left", factor, across, height)
+        return self.by_steps("left", [factor], across, height)[0]
 
-    def right(self, factor: Value, across: Part, width: int) -> Packed:
+    def right(self, factors: Sequence[Value], across: Part, width: int) -> list[Packed]:
+        """Pack a right factor, or the numbers that its elements are sums of, each apart; the first
+        has the statements of all."""
+        factor = factors[0]
         turns = self.lanes & (self.lanes - 1) == 0 and across.is_flat(factor)
         if self.together > 1:
             turns = self.plain and (self.together == PAIR or self.block > 1)
         turns = turns and along_depth(factor, across, self.depth)
         pack = self.transposed if turns else self.by_steps
-        packed = pack("right", factor, across, width)
-        return replace(packed, statements=tuple(map(rolled, packed.statements)))
+        first, *others = pack("right", factors, across, width)
+        return [replace(first, statements=tuple(map(rolled, first.statements))), *others]
 
-    def by_steps(self, name: str, factor: Value, across: Part, width: int) -> Packed:
+    def by_steps(
+        self, name: str, factors: Sequence[Value], across: Part, width: int
+    ) -> list[Packed]:
         """Pack in panels; a side that one counter cannot walk as one wide panel."""
-        together, steps = self.together, self.depth.whole // self.together
+        factor, together, steps = factors[0], self.together, self.depth.whole // self.together
         flat = across.is_flat(factor) if together == 1 else self.plain
         whole = round_up(across.whole, width)
         panel = Range(name + "_panel", whole // width if flat else 1)
@@ -218,15 +223,19 @@ class Packing:
             pitch, panel_step = self.pitch(factor, whole), width
             element = across.walk(name, factor)
         each = panel_step * together if flat else self.depth.whole * pitch
-        memory = Memory(name, factor.dtype, panel.size * each, "local")
+        memories = [
+            Memory(part, factor.dtype, panel.size * each, "local") for part in names(name, factors)
+        ]
 
         # a few columns at a time, each along memory
         by_panels = flat and along_depth(factor, across, self.depth)
 
         def by_groups(groups: Walk, count: int) -> Statement:
             place = panel.index() * panel_step + groups.position * pitch + element.position
-            stores = self.group(memory, place, factor, element, groups, count)
-            inside = element.around(*stores)
+            inside = element.around(*(
+                store for memory, each in zip(memories, factors, strict=True)
+                for store in self.group(memory, place, each, element, groups, count)
+            ))  # fmt: skip
             if by_panels:
                 return Loop(panel, (groups.around(inside),))
             soon = self.soon(factor, across, element, groups) if flat and together == 1 else ()
@@ -239,10 +248,11 @@ class Packing:
         if ended < padded:  # groups of zeros
             zeros = Range(name + "_zeros", (padded - ended) * pitch * together)
             place = panel.index() * panel_step * together + ended * pitch * together
-            fill = Store(memory, place + zeros.index(), const(0, factor.dtype))
-            statements += self.at_end(Loop(panel, (Loop(zeros, (fill,)),)), self.block)
-        apart = panel_step * together, pitch * together, together
-        return Packed(memory, tuple(statements), *apart)
+            fill = tuple(
+                Store(memory, place + zeros.index(), const(0, factor.dtype)) for memory in memories
+            )
+            statements += self.at_end(Loop(panel, (Loop(zeros, fill),)), self.block)
+        return packed(memories, statements, panel_step * together, pitch * together, together)
 
     def rows(self, name: str, factor: Value, across: Part, height: int) -> Packed:
         pitch, count = self.pitch(factor, self.depth.whole), round_up(across.whole, height)
@@ -257,18 +267,26 @@ class Packing:
             statements += self.at_end(Loop(end, (Store(memory, place, const(0, factor.dtype)),)))
         return Packed(memory, tuple(statements), height * pitch, self.together, pitch)
 
-    def in_blocks(self, factor: Value, across: Part, height: int, panel: Index) -> Packed:
-        """Pack one panel of the left factor in blocks of steps."""
-        whole, steps = round_up(across.whole, height), self.block
+    def in_blocks(
+        self, factors: Sequence[Value], across: Part, height: int, panel: Index
+    ) -> list[Packed]:
+        """Pack one panel of the left factor, or of the numbers that its elements are sums of, in
+        blocks of steps; the first has the statements of all."""
+        whole, steps, dtype = round_up(across.whole, height), self.block, factors[0].dtype
         block = Range("left_block", self.depth.whole // steps)
-        pitch = self.pitch(factor, height * steps)
-        memory = Memory("left", factor.dtype, block.size * pitch, "local")
+        pitch = self.pitch(factors[0], height * steps)
+        memories = [
+            Memory(part, dtype, block.size * pitch, "local") for part in names("left", factors)
+        ]
         row = across.panel("left_row", panel * height, height, whole)
 
         def line(name: str, number: Index, count: int) -> Statement:
             step = self.depth.line(name, count, number * steps)
             place = number * pitch + row.position * steps + step.position
-            return step.around(Store(memory, place, self.element(factor, row, step)))
+            return step.around(*(
+                Store(memory, place, self.element(factor, row, step))
+                for memory, factor in zip(memories, factors, strict=True)
+            ))  # fmt: skip
 
         bound = self.depth.bound()
         full = None if bound is None else bound // steps
@@ -278,11 +296,12 @@ class Packing:
         zeros: tuple[Statement, ...] = ()
         if rest := self.end % steps:
             last, zero = constant(self.end // steps), Range("left_zero", height * steps)
-            fill = Store(memory, last * pitch + zero.index(), const(0, factor.dtype))
-            zeros = self.at_end(Loop(zero, (fill,)), steps)
+            place = last * pitch + zero.index()
+            fill = tuple(Store(memory, place, const(0, dtype)) for memory in memories)
+            zeros = self.at_end(Loop(zero, fill), steps)
             lines += self.at_end(line("left_end", last, rest), steps)
-        filled = (*zeros, row.around(*lines))
-        return Packed(memory, filled, 0, pitch // (steps // self.together), steps)
+        statements = (*zeros, row.around(*lines))
+        return packed(memories, statements, 0, pitch // (steps // self.together), steps)
 
     def ahead(
         self, factor: Value, across: Part, places: range, first: Index, step: Index
@@ -311,30 +330,45 @@ class Packing:
         first = {counter: line.index() * (LINE // size)}
         return (Loop(line, (Prefetch(access.memory, access.index.substitute(first)),)),)
 
-    def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        lanes, count = self.lanes, round_up(across.whole, width) // width
+    def transposed(
+        self, name: str, factors: Sequence[Value], across: Part, width: int
+    ) -> list[Packed]:
+        lanes, count, factor = self.lanes, round_up(across.whole, width) // width, factors[0]
         wide = lanes * self.together
         steps = round_up(self.depth.whole, wide)
         pitch = self.pitch(factor, steps)
-        memory = Memory(name, factor.dtype, count * steps * width, "local")
-        stage = Memory(name + "_stage", factor.dtype, lanes * pitch, "local")
+        size, part_names = count * steps * width, names(name, factors)
+        memories = [Memory(each, factor.dtype, size, "local") for each in part_names]
+        stages = [
+            Memory(each + "_stage", factor.dtype, lanes * pitch, "local") for each in part_names
+        ]
         panel, part = Range(name + "_panel", count), Range(name + "_part", width // lanes)
         first = panel.index() * width + part.index() * lanes
         column = across.panel(name + "_column", first, lanes, count * width)
         step = self.depth.walk(name + "_step", factor)
         row = column.position * pitch
-        copied = Store(stage, row + step.position, self.element(factor, column, step))
+        copied = (
+            Store(stage, row + step.position, self.element(each, column, step))
+            for stage, each in zip(stages, factors, strict=True)
+        )
         zero = Range(name + "_zeros", max(1, round_up(self.end, self.block) - self.end))
-        end = Store(stage, row + self.end + zero.index(), const(0, factor.dtype))
+        end = (
+            Store(stage, row + self.end + zero.index(), const(0, factor.dtype)) for stage in stages
+        )
         end_of = max(self.together, self.block)
-        copy = column.around(step.around(copied), *self.at_end(Loop(zero, (end,)), end_of))
+        zeros = self.at_end(Loop(zero, tuple(end)), end_of)
+        copy = column.around(step.around(*copied), *zeros)
         block = Range(name + "_block", steps // wide)
-        rows = [load(stage, block.index() * wide + row * pitch, lanes=wide) for row in range(lanes)]
         to = panel.index() * (steps * width) + block.index() * (wide * width) + part.index() * wide
-        turned = turn(memory, to, width * self.together, rows, self.together)
-        statement = Loop(panel, (Loop(part, (copy, Loop(block, turned))),))
-        packed = width * self.together
-        return Packed(memory, (statement,), steps * width, packed, self.together)
+        turned: list[Statement] = []
+        for memory, stage in zip(memories, stages, strict=True):
+            places = (block.index() * wide + row * pitch for row in range(lanes))
+            rows = [load(stage, place, lanes=wide) for place in places]
+            stores = turn(memory, to, width * self.together, rows, self.together)
+            turned.append(Loop(block, stores))
+        statement = Loop(panel, (Loop(part, (copy, *turned)),))
+        apart = steps * width, width * self.together, self.together
+        return packed(memories, (statement,), *apart)
 
     def groups(self, name: str, factor: Value, end: bool = False) -> Walk:
         """Return the loops over the complete groups of steps, or the incomplete one at the end;
@@ -381,6 +415,20 @@ class Packing:
         main = self.depth.axis.main
         behind = {**depth.places, main: depth.places[main] + step}
         return substitute(factor, {**self.batch, **across.places, **behind})
+
+
+def names(name: str, factors: Sequence[Value]) -> list[str]:
+    """Return the names of the memories of the numbers that a factor's elements are sums of."""
+    return [name, f"{name}_low"][: len(factors)]
+
+
+def packed(
+    memories: Sequence[Memory], statements: Sequence[Statement], *steps: int
+) -> list[Packed]:
+    """Return slices packed by the same statements, which the first has. steps: of an element's
+    position."""
+    first, *others = (Packed(memory, (), *steps) for memory in memories)
+    return [replace(first, statements=tuple(statements)), *others]
 
 
 def along_depth(factor: Value, across: Part, depth: Part) -> bool:

@@ -71,11 +71,14 @@ class Sides:
         (rows, columns), parts, depth = self.sides, self.parts, self.slice.axis
         direct = 0 if self.group > 1 else direct_height(parts.left, rows, self.slice, self.near)
         in_order = self.in_order(parts.left, rows), self.in_order(parts.right, columns)
+        slice_, rates = self.slice.whole // self.group, rates_of(target)
+        if self.tiles is not None:
+            slice_, rates = slice_ * self.tiles.halves, self.tiles.rates(rates)
         steps = -(-depth.size // self.group) * elements(self.outer)
         return Problem(
-            rows, columns, elements(self.batch), steps, self.slice.whole // self.group,
+            rows, columns, elements(self.batch), steps, slice_,
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
-            rates_of(target), *in_order, direct, None if self.tiles is None else amx.PANEL,
+            rates, *in_order, direct, None if self.tiles is None else amx.PANEL,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
             self.mirrored, self.tiles is not None and self.once and self.flat,
             row_cost(target, columns.size * depth.size * self.dtype.itemsize),

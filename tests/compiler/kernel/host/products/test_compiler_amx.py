@@ -24,7 +24,7 @@ from tests.support.compiler.compiler_cases import HOST, buffer, kernels_of
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
-from ugpu.compiler.dtype import DType, bfloat16, float32, int8, int32, uint8
+from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8, int32, uint8
 from ugpu.compiler.expression.algebra import Range
 from ugpu.compiler.expression.value import Memory, load, value
 from ugpu.compiler.graph import operations as graph
@@ -46,7 +46,7 @@ def product(
 ) -> Node:  # fmt: skip
     """[batch, rows, depth] by [batch, columns, depth], or by [batch, depth, columns] with the left
     one turned too."""
-    total, shape = float32 if types[0] is bfloat16 else int32, (batch, rows, columns, depth)
+    total, shape = float32 if types[0].is_float else int32, (batch, rows, columns, depth)
 
     def factor(count: int, dtype: DType, place: int) -> Node:
         given = buffer(batch, depth, count, dtype=dtype) if turned else buffer(
@@ -245,6 +245,84 @@ def test_what_the_code_computes(shape: tuple[int, int, int], turned: bool, tiles
     panels = -(-rows // 32) * -(-columns // 32)
     if played:
         assert multiplied == 4 * panels * -(-depth // 32), "each panel once, and nothing else"
+
+
+HALVES = float16, float16
+
+
+def _halves(rows: int, depth: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of all magnitudes of float16: the largest, the least, and none above 1 in 8 rows."""
+    random = np.random.default_rng(3)
+    left, right = (
+        np.ldexp(random.uniform(-1, 1, (count, depth)), random.integers(-24, 17, (count, depth)))
+        for count in (rows, columns)
+    )
+    left[::8] *= 2.0**-16
+    left, right = (each.clip(-65504, 65504).astype(np.float16) for each in (left, right))
+    left[1, :3], right[2, :3] = (65504, -65504, 2.0**-24), (65504, 65504, -(2.0**-24))
+    return left, right
+
+
+def _product_of_halves(
+    left: np.ndarray, right: np.ndarray, turned: bool, played: bool
+) -> tuple[np.ndarray, int]:
+    """The product by the right factor's transpose, and how often played tiles multiplied."""
+    (rows, depth), columns = left.shape, len(right)
+    (kernel,) = kernels_of(product(rows, depth, columns, turned, HALVES), AMX)
+    given = [np.ascontiguousarray(each.T if turned else each) for each in (left, right)]
+    out = _aligned(np.full((rows, columns), 7, np.float32))
+    multiplied = run(kernel, [out, *map(_aligned, given)], played=played)
+    return out.reshape(rows, columns), multiplied
+
+
+@pytest.mark.parametrize("tiles_of", ["played", "the processor"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [(64, 128, 32), (65, 1120, 17), (64, 129, 33), (72, 191, 50), (65, 2081, 40)],
+)
+def test_float16(shape: tuple[int, int, int], turned: bool, tiles_of: str) -> None:
+    """Four products of halves are as exact as one of float32 with 4 times the depth."""
+    played, (rows, depth, columns) = _skip_without(tiles_of), shape
+    left, right = _halves(rows, depth, columns)
+    out, multiplied = _product_of_halves(left, right, turned, played)
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    scale = np.abs(left) @ np.abs(right).T
+    assert (np.abs(out - left @ right.T) <= 3e-6 * scale).all()
+    if played:
+        panels = -(-rows // 32) * -(-columns // 32)
+        assert multiplied == 16 * panels * -(-depth // 32), "each panel once, and nothing else"
+
+
+@pytest.mark.parametrize("tiles_of", ["played", "the processor"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(72, 133, 50), (64, 128, 64), (65, 2081, 40)])
+def test_infinite_float16(shape: tuple[int, int, int], turned: bool, tiles_of: str) -> None:
+    """Rows and columns with infinities and NaN have the totals of float32, all others their own."""
+    played, (rows, depth, columns) = _skip_without(tiles_of), shape
+    left, right = _halves(rows, depth, columns)
+    left[3, 5], left[rows - 1, depth - 1], left[9, 2], left[9, 3] = np.inf, -np.inf, np.nan, np.inf
+    left[12, 4], right[6, 5], right[7, 4] = np.inf, np.inf, 0
+    right[columns - 1, 0] = -np.inf
+    out, _ = _product_of_halves(left, right, turned, played)
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        expected = left @ right.T
+    assert np.isinf(expected).any() and np.isnan(expected[12, 7]) and np.isinf(expected[12, 8])
+    left, right = (np.abs(np.where(np.isfinite(each), each, 0)) for each in (left, right))
+    finite, scale = np.isfinite(expected), left @ right.T
+    np.testing.assert_array_equal(out[~finite], expected[~finite])
+    assert (np.abs(out[finite] - expected[finite]) <= 3e-6 * scale[finite]).all()
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(63, 128), (64, 127)])
+def test_short_float16_are_computed_in_float32(rows: int, depth: int) -> None:
+    """A panel of few rows, or few steps, costs more than it saves."""
+    short, enough = (
+        emit(kernels_of(product(*sides, 64, False, HALVES), AMX)[0], AMX)
+        for sides in ((rows, depth), (64, 128))
+    )
+    assert "tdpbf16ps" in enough and "tdpbf16ps" not in short
 
 
 @pytest.mark.parametrize("tiles_of", ["played", "the processor"])
