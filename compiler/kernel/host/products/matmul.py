@@ -161,7 +161,7 @@ class _Blocked(Sides):
         parts, depth, block = self.parts, self.slice, 1 if self.tiles is None else self.tiles.steps
         quads = self.group == QUAD and self.tiles is None
         self.packing = packing = Packing(
-            self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.near,
+            self.lanes, depth, self.nest.batch, self.group, self.plain, quads, self.direct,
             target.caches.second // 2, block,
         )  # fmt: skip
         self.excess: Correction | None = None

@@ -159,7 +159,7 @@ class Packing:
     """Common properties of the slices of both factors. batch: values of the other ranges. together:
     steps of the depth's main range that are multiplied at once and lie side by side; an incomplete
     group at the end ends with zeros. plain: each side is one range. in_rows: the left factor is
-    always in rows. near: see `direct_height`. far: bytes of an array from which on it comes from
+    always in rows. direct: see `direct_height`. far: bytes of an array from which on it comes from
     beyond the second-level cache. block: steps to multiples of which zeros are added at the end of
     the depth."""
 
@@ -169,7 +169,7 @@ class Packing:
     together: int
     plain: bool
     in_rows: bool
-    near: int
+    direct: int
     far: int
     block: int = 1
 
@@ -184,8 +184,7 @@ class Packing:
         return (self.total - 1) % self.depth.count + 1
 
     def left(self, factor: Value, across: Part, height: int) -> Packed | Direct:
-        most = direct_height(factor, across.axis, self.depth, self.near)
-        if self.together == 1 and height <= most:
+        if height <= self.direct:
             return Direct(substitute(factor, self.batch), across, self.depth, height)
         apart = self.together > 1 and not self.plain
         if self.in_rows or (not apart and along_depth(factor, across, self.depth)):

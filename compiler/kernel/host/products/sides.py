@@ -13,7 +13,12 @@ from ugpu.compiler.kernel.host.products import amx
 from ugpu.compiler.kernel.host.products.grouped import is_plain, narrowed, steps_together
 from ugpu.compiler.kernel.host.products.packing import along_depth, direct_height, in_lines
 from ugpu.compiler.kernel.host.products.rates import rates_of, row_cost
-from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
+from ugpu.compiler.kernel.host.products.tiles import (
+    Problem,
+    few_registers,
+    slice_steps,
+    vector_registers,
+)
 from ugpu.compiler.kernel.shared.spread import unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -50,10 +55,15 @@ class Sides:
         self.slices = -(-main // steps)
         self.slice = Part(depth, Range("slice", self.slices).index() * steps, steps)
         self.once = self.slices == 1 and not self.outer
-        # whether the left factor comes from beyond the second-level cache, a row in order
-        far = rows.size * depth.size * self.dtype.itemsize > target.caches.second // 16
+        # whether the left factor comes from beyond the second-level cache, a row in order; panels
+        # of few registers do not prefetch it, but read it packed if they are many
+        size, second = rows.size * depth.size * self.dtype.itemsize, target.caches.second
+        few = few_registers(target)
+        far = size > second // 16 and not few
         self.far = far and along_depth(self.parts.left, rows.whole, self.slice)
-        self.near = target.caches.second // 4 if columns.size <= NARROW else 0
+        near = second // 4 if columns.size <= NARROW else 0
+        packed = self.group > 1 or (few and size > second and columns.size > NARROW)
+        self.direct = 0 if packed else direct_height(self.parts.left, rows, self.slice, near)
         epilogue = with_reduction(computation.value, parts.reduce, const(0, self.dtype))
         self.results = known = epilogue, computation.position
         self.in_order_across = columns.whole.is_flat(*known)
@@ -69,7 +79,6 @@ class Sides:
     def problem(self, target: TargetSpec) -> Problem:
         """Return the cost model's description."""
         (rows, columns), parts, depth = self.sides, self.parts, self.slice.axis
-        direct = 0 if self.group > 1 else direct_height(parts.left, rows, self.slice, self.near)
         in_order = self.in_order(parts.left, rows), self.in_order(parts.right, columns)
         slice_, rates = self.slice.whole // self.group, rates_of(target)
         if self.tiles is not None:
@@ -78,7 +87,7 @@ class Sides:
         return Problem(
             rows, columns, elements(self.batch), steps, slice_,
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
-            rates, *in_order, direct, None if self.tiles is None else amx.PANEL,
+            rates, *in_order, self.direct, None if self.tiles is None else amx.PANEL,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
             self.mirrored, self.tiles is not None and self.once and self.flat,
             row_cost(target, columns.size * depth.size * self.dtype.itemsize),

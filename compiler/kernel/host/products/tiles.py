@@ -238,6 +238,12 @@ def vector_registers(target: TargetSpec) -> int:
     return 32 if target.vector_bytes >= 64 or target.triple.startswith("aarch64") else 16
 
 
+def few_registers(target: TargetSpec) -> bool:
+    """Return whether a panel has 12 totals or fewer, so that a step that also prefetches has as
+    many other instructions as multiplications."""
+    return vector_registers(target) < 32
+
+
 def shares(axis: Axis, panel: int) -> list[int]:
     """Return steps of the main range that split it evenly into more and more whole-panel tiles."""
     if axis.unit > 1:
