@@ -266,7 +266,9 @@ class VirtualMultiprocessors(Executor[Worker, SmOutcome]):
 
 
 def _object_of(made: Translation, level: int, start: float) -> bytes:
-    """Compile a kernel whose translation began at `start`."""
-    image = jit.compile_object(made.ir, jit.LIMITED, level)
+    """Compile a kernel whose translation began at `start`. Registers of a first version are values
+    within their blocks already: as values in all blocks they would be spilled at each edge."""
+    passes = jit.LIMITED if level else jit.NO_PASSES
+    image = jit.compile_object(made.ir, passes, level)
     microseconds = int((time.perf_counter() - start) * 1e6)
     return _HEAD.pack(made.state_size, microseconds, stack.frame_of(image, NAME)) + image
