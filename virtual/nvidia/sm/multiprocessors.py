@@ -47,9 +47,9 @@ from ugpu.virtual.shader.threads.worker import aligned
 
 _SOURCES = (Path(__file__).parent, emu.PACKAGE)
 # A kernel is first compiled quickly. It is compiled with optimisation once it has run for this many
-# times its compile time, which few kernels do. Optimised code takes twice as long to make and is up
-# to five times as fast.
-_HOT = 2.0
+# times its compile time, which few kernels do. Optimised code takes about six times as long to make
+# and is up to five times as fast.
+_HOT = 8.0
 _QUICK, _CAREFUL = 0, 1  # levels of code generation
 # The statements in which a module names its chip. They decide whether the module runs (`targets`),
 # not what its kernels do, so chips can share native code.

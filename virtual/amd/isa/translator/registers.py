@@ -9,6 +9,7 @@ Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VO
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
@@ -31,6 +32,7 @@ _BASE = {
     Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,
     Kind.TTMP: layout.SGPR_TTMP,
 }  # fmt: skip
+_CONSTANT = re.compile(r"splat \(i\d+ (\d+)\)")
 _FLOATS = ("half", "bfloat", "float", "double")
 _ONE = {"half": 0x3C00, "bfloat": 0x3F80, "float": 0x3F800000, "double": 0x3FF0000000000000}
 _OMOD = {
@@ -90,6 +92,55 @@ class Registers(Text):
         self.kept = False  # vector registers are in the wave state and start with its values
         self.needed: Mapping[int, int] = {}  # vector registers that are read after blocks' ends
         self.pc = 0  # byte offset of the current instruction
+        # In this block of LLVM's: the value last read or written of vector registers, with its
+        # element, of scalar ones and SCC (-1); addresses of pinned registers by number and pass.
+        self._vectors: dict[int, tuple[str, str]] = {}
+        self._scalars: dict[int, str] = {}
+        self._places: dict[tuple[int, int], str] = {}
+        self._in_place: set[int] = set()  # vector registers that the instruction writes in memory
+        # Lines that store registers (vector, scalar and SCC: "v0", "s0", "scc") that nothing has
+        # read from memory since; and lines that the current instruction has made superfluous.
+        self._unread: dict[str, list[int]] = {}
+        self._dropped: list[tuple[int, str]] = []
+
+    def begin(self, label: str) -> None:
+        """Start the block `label`."""
+        super().begin(label)
+        self.forget()
+
+    def forget(self) -> None:
+        """Read registers from memory again, after code that writes them there; keep what was
+        stored, before code that reads it there."""
+        self._vectors.clear()
+        self._scalars.clear()
+        self._places.clear()
+        self._unread.clear()
+
+    def end_instruction(self) -> None:
+        """Forget the registers that the instruction has written in memory."""
+        for number in self._in_place:
+            self._vectors.pop(number, None)
+        self._in_place.clear()
+        self._dropped.clear()
+
+    def take_back(self, mark: int) -> None:
+        """Remove the current instruction's lines, from `mark` on, and what they have changed."""
+        del self.lines[mark:]
+        for line, text in self._dropped:
+            if line < mark:
+                self.lines[line] = text
+        self.forget()
+        self.end_instruction()
+
+    def _store(self, register: str, lines: Sequence[str]) -> None:
+        """Store a register; what was stored before and not read is dropped."""
+        if not self.stepped:
+            for line in self._unread.get(register, ()):
+                self._dropped.append((line, self.lines[line]))
+                self.lines[line] = ""
+            self._unread[register] = list(range(len(self.lines), len(self.lines) + len(lines)))
+        for text in lines:
+            self.do(text)
 
     def start_block(self, full: bool) -> None:
         """Reset the knowledge about EXEC and the mode for a new block."""
@@ -120,6 +171,13 @@ class Registers(Text):
         """
         self.omod = self._modes & output_modifiers(denormals, ieee=False)
 
+    def binary(self, operation: str, element: str, a: str, b: str) -> str:
+        """Apply a two-operand instruction to vectors."""
+        x, y = _CONSTANT.fullmatch(a), _CONSTANT.fullmatch(b)
+        if operation == "and" and x is not None and y is not None:
+            return constant(element, int(x[1]) & int(y[1]))
+        return super().binary(operation, element, a, b)
+
     # -- scalar registers -----------------------------------------------------------------------
 
     def scalar_register(self, number: int) -> str:
@@ -127,11 +185,17 @@ class Registers(Text):
         if number == layout.SGPR_NULL:
             return "0"
         self.used_scalars.add(number)
+        known = self._scalars.get(number)
+        if known is not None:
+            return known
+        self._unread.pop(f"s{number}", None)
         value = self.value(f"load i32, ptr %s{number}")
         if self.gfx12 and number == layout.SGPR_GROUP_YZ:
             self.used_scalars.add(layout.SGPR_GROUP_Z)
             z = self.value(f"load i32, ptr %s{layout.SGPR_GROUP_Z}")
-            value = self.value(f"or i32 {value}, {self.value(f'shl i32 {z}, 16')}")
+            return self.value(f"or i32 {value}, {self.value(f'shl i32 {z}, 16')}")
+        if not self.stepped:
+            self._scalars[number] = value
         return value
 
     def set_scalar_register(self, number: int, value: str) -> None:
@@ -141,7 +205,9 @@ class Registers(Text):
         if number > 127:
             raise Unsupported(f"scalar register {number}")
         self.used_scalars.add(number)
-        self.do(f"store i32 {value}, ptr %s{number}")
+        self._store(f"s{number}", [f"store i32 {value}, ptr %s{number}"])
+        if not self.stepped and not (self.gfx12 and number == layout.SGPR_GROUP_YZ):
+            self._scalars[number] = value
         if number in (layout.SGPR_EXEC, layout.SGPR_EXEC + 1):
             self._exec_mask = None
             self.full = False
@@ -217,11 +283,19 @@ class Registers(Text):
 
     def scc(self) -> str:
         """Read SCC as i1."""
-        return self.value("load i1, ptr %scc")
+        if -1 in self._scalars:
+            return self._scalars[-1]
+        self._unread.pop("scc", None)
+        value = self.value("load i1, ptr %scc")
+        if not self.stepped:
+            self._scalars[-1] = value
+        return value
 
     def set_scc(self, value: str) -> None:
         """Write SCC (i1)."""
-        self.do(f"store i1 {value}, ptr %scc")
+        self._store("scc", [f"store i1 {value}, ptr %scc"])
+        if not self.stepped:
+            self._scalars[-1] = value
 
     def context(self, field: int, kind: str) -> str:
         """Load a field of the worker context."""
@@ -284,32 +358,52 @@ class Registers(Text):
     def vector_register(self, number: int, element: str = "i32") -> str:
         """Read a vector register. element: of 32 bits."""
         self._use(number)
+        known = self._vectors.get(number) if number not in self._in_place else None
+        if known is not None:
+            return self.convert("bitcast", known[0], element, known[1])
+        self._unread.pop(f"v{number}", None)
         if number not in self.pinned:
-            return self.value(f"load {self.vector_of(element)}, ptr %v{number}, align 64")
-        part = f"<{PASS} x {element}>"
-        return self.whole(element, [
-            self.value(f"load {part}, ptr {self.pinned_at(number, n)}, align 64")
-            for n in self.passes
-        ])  # fmt: skip
+            value = self.value(f"load {self.vector_of(element)}, ptr %v{number}, align 64")
+        else:
+            part = f"<{PASS} x {element}>"
+            value = self.whole(element, [
+                self.value(f"load {part}, ptr {self.pinned_at(number, n)}, align 64")
+                for n in self.passes
+            ])  # fmt: skip
+        self._know(number, element, value)
+        return value
+
+    def _know(self, number: int, element: str, value: str) -> None:
+        if not self.stepped:
+            self._vectors[number] = element, value
 
     def store_vector(self, number: int, value: str, element: str = "i32") -> None:
         """Write a vector register in all lanes, regardless of EXEC."""
         self._use(number)
+        self._know(number, element, value)
         if number not in self.pinned:
-            self.do(f"store {self.vector_of(element)} {value}, ptr %v{number}, align 64")
-            return
-        for n, part in enumerate(self.cut(element, value)):
-            at = self.pinned_at(number, n)
-            self.do(f"store <{PASS} x {element}> {part}, ptr {at}, align 64")
+            places = [(self.vector_of(element), value, f"%v{number}")]
+        else:
+            places = [
+                (f"<{PASS} x {element}>", part, self.pinned_at(number, n))
+                for n, part in enumerate(self.cut(element, value))
+            ]
+        self._store(f"v{number}", [
+            f"store {kind} {part}, ptr {at}, align 64" for kind, part, at in places
+        ])  # fmt: skip
 
     def pinned_at(self, number: int, turn: int) -> str:
         """Return the address of one pass of a pinned register.
 
-        It is computed at each use, which costs nothing; computed once at the function's start, it
+        It is computed once a block, which costs nothing; computed once at the function's start, it
         would be another value to spill.
         """
-        offset = layout.register_at(number, turn, self.vector_limit)
-        return self.value(f"getelementptr i8, ptr %wave, i64 {offset}")
+        known = self._places.get((number, turn))
+        if known is None:
+            offset = layout.register_at(number, turn, self.vector_limit)
+            known = self.value(f"getelementptr i8, ptr %wave, i64 {offset}")
+            self._places[number, turn] = known
+        return known
 
     def set_vector_register(self, number: int, value: str, element: str = "i32") -> None:
         """Write a vector register in the enabled lanes. element: of 32 bits."""
@@ -322,16 +416,20 @@ class Registers(Text):
             value = self.select(mask, element, value, self.vector_register(number, element))
         self.store_vector(number, value, element)
 
-    def in_place(self, operand: Operand) -> list[str] | None:
+    def in_place(self, operand: Operand, *, written: bool = True) -> list[str] | None:
         """Return the address of an operand's consecutive registers for each pass.
 
-        None if they are not all pinned. A write to such an address writes all lanes.
+        None if they are not all pinned. A write to such an address writes all lanes. written:
+        whether the instruction writes there.
         """
         numbers = range(operand.index, operand.index + operand.width)
         if operand.kind is not Kind.VGPR or not self.pinned.issuperset(numbers):
             return None
         for number in numbers:
             self._use(number)
+            self._unread.pop(f"v{number}", None)
+        if written:
+            self._in_place.update(numbers)
         return [self.pinned_at(operand.index, n) for n in self.passes]
 
     def scratch_vector(self) -> str:
