@@ -213,10 +213,9 @@ class Kernel(Lanes):
         if not uniform and self.divergent and operand.name in self.facts.kept[self.block]:
             active = self.running_lanes or self.from_bits(self.active())
             mask = active if mask is None else self.op("and", active, mask)
-        elif operand.name in self.facts.fixed and value.bits is not None and not self.stepped:
-            if operand.name not in self.slots:
-                self.constants[operand.name] = value
-                return
+        elif value.bits is not None and self._is_fixed(operand):
+            self.constants[operand.name] = value
+            return
         if mask is not None:
             mask = self.scalar(mask) if uniform else mask
             old = self._read(operand, value.element)
@@ -239,6 +238,11 @@ class Kernel(Lanes):
     def is_passing(self, register: Register) -> bool:
         """Return whether a register is not read outside of the block that writes it."""
         return register.name not in self.stored and not self.stepped
+
+    def _is_fixed(self, register: Register) -> bool:
+        """Return whether all reads of a register follow, and find what is written now."""
+        name = register.name
+        return name in self.facts.fixed and name not in self.slots and not self.stepped
 
     def _width(self, element: str) -> int:
         return int(element[1:])

@@ -2,8 +2,9 @@
 
 The warps of a group run one after another, each until it waits, yields or ends. Groups run one
 after another too, unless all warps of one group wait in loops. In that case the launch returns
-WAITING, and `residents` takes over until no group waits any more. A barrier opens when all threads it expects have arrived. Threads
-that have ended count as arrived if the barrier expects all threads.
+WAITING, and `residents` takes over until no group waits any more. A barrier opens when all threads
+it expects have arrived. Threads that have ended count as arrived if the barrier expects all
+threads.
 Source: PTX ISA 8.x, "bar, barrier".
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.nvidia.sm.runtime.flights import async_layout
@@ -43,10 +43,7 @@ def module_of(
         "entry:",
         *_entry(k, in_state, at_first),
         *([] if places is None else stepping.entry(places)),
-        *_start(k, flow, saved, [
-            f"  store {kind} zeroinitializer, ptr {slot}"
-            for slot, kind, _ in in_state if slot in at_first
-        ]),
+        *_start(k, flow, saved, _cleared(in_state, at_first)),
         *k.lines,
         *_save(k, flow, saved),
     ]
@@ -120,10 +117,16 @@ def _entry(k: Kernel, in_state: Sequence[stepping.Slot], at_first: Container[str
         f"  %held{number} = getelementptr i8, ptr %warp, i64 {k.held.place(name)}"
         for name, number in k.held.places.items()
     ]
-    lines += [
-        f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind in on_stack if slot in at_first
+    return lines + _cleared(on_stack, at_first)
+
+
+def _cleared(
+    slots: Iterable[tuple[str, str, *tuple[int, ...]]], which: Container[str]
+) -> list[str]:
+    """Return the lines that clear registers."""
+    return [
+        f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind, *_ in slots if slot in which
     ]
-    return lines
 
 
 def _fresh_notes(k: Kernel) -> list[str]:
