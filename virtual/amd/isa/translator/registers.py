@@ -5,11 +5,11 @@ of i32, one per lane, scalar registers are i32 (VCC 106, M0 125, EXEC 126), and 
 registers that native functions use in place are pinned: they are always in the wave state, in a
 register file for each pass of 32 lanes. Masks of 64 lanes are two scalar registers.
 Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VOP3 modifiers".
+Longer than 500 lines: reading and writing operands of every kind and modifier is one interface.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
@@ -26,13 +26,13 @@ from ugpu.virtual.amd.isa.runtime.launch import (
     output_modifiers,
 )
 from ugpu.virtual.amd.isa.translator import saturation
-from ugpu.virtual.shader.text import ELEMENT_BITS, PASS, Text, constant, integer_of, lanes
+from ugpu.virtual.amd.isa.translator.block_text import SCC, BlockText
+from ugpu.virtual.shader.text import ELEMENT_BITS, PASS, constant, integer_of, lanes
 
 _BASE = {
     Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,
     Kind.TTMP: layout.SGPR_TTMP,
 }  # fmt: skip
-_CONSTANT = re.compile(r"splat \(i\d+ (\d+)\)")
 _FLOATS = ("half", "bfloat", "float", "double")
 _ONE = {"half": 0x3C00, "bfloat": 0x3F80, "float": 0x3F800000, "double": 0x3FF0000000000000}
 _OMOD = {
@@ -50,7 +50,7 @@ class Unsupported(Exception):
     """The instruction cannot be translated: a wave that reaches it halts as at an illegal one."""
 
 
-class Registers(Text):
+class Registers(BlockText):
     """Access to registers and operands; tracks which registers the function uses.
 
     full: EXEC is known to be all ones here, so that writes do not need a mask.
@@ -86,61 +86,11 @@ class Registers(Text):
         self.pending: list[tuple[int, str, str]] | None = None  # writes held back by a VOPD
         self.uses_scratch_vector = False
         self.switches_mode = False  # the kernel changes the denormal mode
-        self.stepped = False  # all registers are in the wave state, for a debugger
         self.races = False  # accesses of local memory are noted
         self.gfx12 = False  # the instruction set
         self.kept = False  # vector registers are in the wave state and start with its values
         self.needed: Mapping[int, int] = {}  # vector registers that are read after blocks' ends
         self.pc = 0  # byte offset of the current instruction
-        # In this block of LLVM's: the value last read or written of vector registers, with its
-        # element, of scalar ones and SCC (-1); addresses of pinned registers by number and pass.
-        self._vectors: dict[int, tuple[str, str]] = {}
-        self._scalars: dict[int, str] = {}
-        self._places: dict[tuple[int, int], str] = {}
-        self._in_place: set[int] = set()  # vector registers that the instruction writes in memory
-        # Lines that store registers (vector, scalar and SCC: "v0", "s0", "scc") that nothing has
-        # read from memory since; and lines that the current instruction has made superfluous.
-        self._unread: dict[str, list[int]] = {}
-        self._dropped: list[tuple[int, str]] = []
-
-    def begin(self, label: str) -> None:
-        """Start the block `label`."""
-        super().begin(label)
-        self.forget()
-
-    def forget(self) -> None:
-        """Read registers from memory again, after code that writes them there; keep what was
-        stored, before code that reads it there."""
-        self._vectors.clear()
-        self._scalars.clear()
-        self._places.clear()
-        self._unread.clear()
-
-    def end_instruction(self) -> None:
-        """Forget the registers that the instruction has written in memory."""
-        for number in self._in_place:
-            self._vectors.pop(number, None)
-        self._in_place.clear()
-        self._dropped.clear()
-
-    def take_back(self, mark: int) -> None:
-        """Remove the current instruction's lines, from `mark` on, and what they have changed."""
-        del self.lines[mark:]
-        for line, text in self._dropped:
-            if line < mark:
-                self.lines[line] = text
-        self.forget()
-        self.end_instruction()
-
-    def _store(self, register: str, lines: Sequence[str]) -> None:
-        """Store a register; what was stored before and not read is dropped."""
-        if not self.stepped:
-            for line in self._unread.get(register, ()):
-                self._dropped.append((line, self.lines[line]))
-                self.lines[line] = ""
-            self._unread[register] = list(range(len(self.lines), len(self.lines) + len(lines)))
-        for text in lines:
-            self.do(text)
 
     def start_block(self, full: bool) -> None:
         """Reset the knowledge about EXEC and the mode for a new block."""
@@ -171,13 +121,6 @@ class Registers(Text):
         """
         self.omod = self._modes & output_modifiers(denormals, ieee=False)
 
-    def binary(self, operation: str, element: str, a: str, b: str) -> str:
-        """Apply a two-operand instruction to vectors."""
-        x, y = _CONSTANT.fullmatch(a), _CONSTANT.fullmatch(b)
-        if operation == "and" and x is not None and y is not None:
-            return constant(element, int(x[1]) & int(y[1]))
-        return super().binary(operation, element, a, b)
-
     # -- scalar registers -----------------------------------------------------------------------
 
     def scalar_register(self, number: int) -> str:
@@ -185,17 +128,15 @@ class Registers(Text):
         if number == layout.SGPR_NULL:
             return "0"
         self.used_scalars.add(number)
-        known = self._scalars.get(number)
-        if known is not None:
+        known = self.known_scalar(number)
+        if known:
             return known
-        self._unread.pop(f"s{number}", None)
         value = self.value(f"load i32, ptr %s{number}")
         if self.gfx12 and number == layout.SGPR_GROUP_YZ:
             self.used_scalars.add(layout.SGPR_GROUP_Z)
             z = self.value(f"load i32, ptr %s{layout.SGPR_GROUP_Z}")
             return self.value(f"or i32 {value}, {self.value(f'shl i32 {z}, 16')}")
-        if not self.stepped:
-            self._scalars[number] = value
+        self.know_scalar(number, value)
         return value
 
     def set_scalar_register(self, number: int, value: str) -> None:
@@ -205,9 +146,9 @@ class Registers(Text):
         if number > 127:
             raise Unsupported(f"scalar register {number}")
         self.used_scalars.add(number)
-        self._store(f"s{number}", [f"store i32 {value}, ptr %s{number}"])
-        if not self.stepped and not (self.gfx12 and number == layout.SGPR_GROUP_YZ):
-            self._scalars[number] = value
+        self.store(f"s{number}", [f"store i32 {value}, ptr %s{number}"])
+        if not (self.gfx12 and number == layout.SGPR_GROUP_YZ):
+            self.know_scalar(number, value)
         if number in (layout.SGPR_EXEC, layout.SGPR_EXEC + 1):
             self._exec_mask = None
             self.full = False
@@ -283,19 +224,17 @@ class Registers(Text):
 
     def scc(self) -> str:
         """Read SCC as i1."""
-        if -1 in self._scalars:
-            return self._scalars[-1]
-        self._unread.pop("scc", None)
+        known = self.known_scalar(SCC)
+        if known:
+            return known
         value = self.value("load i1, ptr %scc")
-        if not self.stepped:
-            self._scalars[-1] = value
+        self.know_scalar(SCC, value)
         return value
 
     def set_scc(self, value: str) -> None:
         """Write SCC (i1)."""
-        self._store("scc", [f"store i1 {value}, ptr %scc"])
-        if not self.stepped:
-            self._scalars[-1] = value
+        self.store(f"s{SCC}", [f"store i1 {value}, ptr %scc"])
+        self.know_scalar(SCC, value)
 
     def context(self, field: int, kind: str) -> str:
         """Load a field of the worker context."""
@@ -358,10 +297,9 @@ class Registers(Text):
     def vector_register(self, number: int, element: str = "i32") -> str:
         """Read a vector register. element: of 32 bits."""
         self._use(number)
-        known = self._vectors.get(number) if number not in self._in_place else None
+        known = self.known_vector(number)
         if known is not None:
             return self.convert("bitcast", known[0], element, known[1])
-        self._unread.pop(f"v{number}", None)
         if number not in self.pinned:
             value = self.value(f"load {self.vector_of(element)}, ptr %v{number}, align 64")
         else:
@@ -370,17 +308,13 @@ class Registers(Text):
                 self.value(f"load {part}, ptr {self.pinned_at(number, n)}, align 64")
                 for n in self.passes
             ])  # fmt: skip
-        self._know(number, element, value)
+        self.know_vector(number, element, value)
         return value
-
-    def _know(self, number: int, element: str, value: str) -> None:
-        if not self.stepped:
-            self._vectors[number] = element, value
 
     def store_vector(self, number: int, value: str, element: str = "i32") -> None:
         """Write a vector register in all lanes, regardless of EXEC."""
         self._use(number)
-        self._know(number, element, value)
+        self.know_vector(number, element, value)
         if number not in self.pinned:
             places = [(self.vector_of(element), value, f"%v{number}")]
         else:
@@ -388,7 +322,7 @@ class Registers(Text):
                 (f"<{PASS} x {element}>", part, self.pinned_at(number, n))
                 for n, part in enumerate(self.cut(element, value))
             ]
-        self._store(f"v{number}", [
+        self.store(f"v{number}", [
             f"store {kind} {part}, ptr {at}, align 64" for kind, part, at in places
         ])  # fmt: skip
 
@@ -398,12 +332,8 @@ class Registers(Text):
         It is computed once a block, which costs nothing; computed once at the function's start, it
         would be another value to spill.
         """
-        known = self._places.get((number, turn))
-        if known is None:
-            offset = layout.register_at(number, turn, self.vector_limit)
-            known = self.value(f"getelementptr i8, ptr %wave, i64 {offset}")
-            self._places[number, turn] = known
-        return known
+        offset = layout.register_at(number, turn, self.vector_limit)
+        return self.once(f"getelementptr i8, ptr %wave, i64 {offset}")
 
     def set_vector_register(self, number: int, value: str, element: str = "i32") -> None:
         """Write a vector register in the enabled lanes. element: of 32 bits."""
@@ -427,9 +357,7 @@ class Registers(Text):
             return None
         for number in numbers:
             self._use(number)
-            self._unread.pop(f"v{number}", None)
-        if written:
-            self._in_place.update(numbers)
+        self.used_in_memory(numbers, written)
         return [self.pinned_at(operand.index, n) for n in self.passes]
 
     def scratch_vector(self) -> str:
