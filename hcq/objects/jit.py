@@ -113,12 +113,12 @@ class Loaded:
 
     def __init__(self, image: bytes, *, quick: bool = False) -> None:
         with _LOCK:
-            wanted: dict[Offer, list[str]] = {}
+            called: dict[Offer, list[str]] = {}
             for name in undefined_names(image):
                 if name in _OFFERED:
-                    wanted.setdefault(_OFFERED[name], []).append(name)
-            found = [(names, make(names, quick)) for make, names in wanted.items()]
-            for names, addresses in found:
+                    called.setdefault(_OFFERED[name], []).append(name)
+            places = [(names, make(names, quick)) for make, names in called.items()]
+            for names, addresses in places:
                 for name, address in zip(names, addresses, strict=True):
                     publish(name, address)
             empty = llvm.parse_assembly("")
