@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -16,11 +16,13 @@ from ugpu.hcq.disk.objects import kept
 from ugpu.hcq.objects.elf import undefined_names
 from ugpu.hcq.state import host as processor
 
+NO_PASSES = -1  # plain code generation
 LIMITED = 0  # promote registers to values, then plain code generation: compiles fast
 FULL = 2  # for the runtime functions, compiled once
 
 LLVM_LOCK = _LOCK = threading.RLock()  # around all code generation of this process
-_OFFERED: dict[str, Callable[[bool], int]] = {}
+Offer = Callable[[Sequence[str], bool], Sequence[int]]
+_OFFERED: dict[str, Offer] = {}
 
 
 @cache
@@ -68,7 +70,7 @@ def _combine(whether: bool) -> None:
 def compile_object(ir: str, passes: int, optimise: int) -> bytes:
     """Compile IR to a relocatable object of the host.
 
-    passes: LIMITED or FULL. optimise: code generation level 0..3.
+    passes: NO_PASSES, LIMITED or FULL. optimise: code generation level 0..3.
     """
     make = partial(_compile, ir, passes, optimise)
     return kept(make, Path(__file__), llvm_version(), *host(), passes, optimise, ir)
@@ -89,7 +91,7 @@ def _compile(ir: str, passes: int, optimise: int) -> bytes:
         builder = llvm.create_pass_builder(machine, options)
         if passes == FULL:
             builder.getModulePassManager().run(module, builder)
-        else:
+        elif passes == LIMITED:
             manager = llvm.create_new_function_pass_manager()
             manager.add_sroa_pass()
             manager.add_simplify_cfg_pass()
@@ -111,9 +113,14 @@ class Loaded:
 
     def __init__(self, image: bytes, *, quick: bool = False) -> None:
         with _LOCK:
+            called: dict[Offer, list[str]] = {}
             for name in undefined_names(image):
                 if name in _OFFERED:
-                    publish(name, _OFFERED[name](quick))
+                    called.setdefault(_OFFERED[name], []).append(name)
+            places = [(names, make(names, quick)) for make, names in called.items()]
+            for names, addresses in places:
+                for name, address in zip(names, addresses, strict=True):
+                    publish(name, address)
             empty = llvm.parse_assembly("")
             # The engine owns its target machine and frees it at the end.
             self._engine = llvm.create_mcjit_compiler(empty, _new_machine(0))
@@ -132,12 +139,12 @@ def publish(name: str, address: int) -> None:
         llvm.add_symbol(name, address)
 
 
-def offer(name: str, make: Callable[[bool], int]) -> None:
-    """Publish a function whenever an object that calls it is loaded. make: returns its address,
-    given whether it may be a first version's; called under the lock of `linking`. A later offer of
-    the name counts from then on."""
+def offer(names: Iterable[str], make: Offer) -> None:
+    """Publish functions whenever an object that calls them is loaded. make: returns the addresses
+    of those that it is given, and whether they may be first versions'; called under the lock of
+    `linking`. A later offer of a name counts from then on."""
     with _LOCK:
-        _OFFERED[name] = make
+        _OFFERED.update(dict.fromkeys(names, make))
 
 
 @contextmanager

@@ -2,14 +2,15 @@
 
 All functions of a core are 12,000 to 22,000 lines of IR, of which a kernel calls a few hundred.
 Each has a first version, which compiles in a third of the time, for first versions of kernels
-(virtual.shader.versions). The second is compiled behind the program before that of such a kernel,
-which is linked to it: code that is loaded keeps the functions that it calls.
+(virtual.shader.versions); those that such a kernel is the first to need are compiled as one module.
+The second is compiled behind the program before that of such a kernel, which is linked to it: code
+that is loaded keeps the functions that it calls.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -50,32 +51,54 @@ class Library:
         self._first: dict[str, jit.Loaded] = {}
         self._ordered: set[str] = set()
         self._made: dict[str, bytes] = {}  # second versions that were compiled behind the program
-        for _, names in self._parts:
-            for name in names:
-                jit.offer(name, partial(self.address, name))
+        self._public = frozenset(name for _, names in self._parts for name in names)
+        jit.offer(self._public, self.addresses)
 
     def address(self, name: str, quick: bool = False) -> int:
-        """Return the address of a function; compile it if it is not loaded. quick: a first version
-        is enough."""
-        with jit.linking():
-            code = self._code.get(name) or (self._first.get(name) if quick else None)
-            if code is None:
-                code = self._load(name, quick and config().tiers)
-                _LOADED.append(code)
-            return code.address(name)
+        """Return the address of a function, see `addresses`."""
+        return self.addresses([name], quick)[0]
 
-    def _load(self, name: str, quick: bool) -> jit.Loaded:
-        ir = self._module(name)
-        key = self._key(ir)
-        if quick and self._cache.get(key) is None:
-            make = partial(jit.compile_object, ir, jit.LIMITED, 0)
-            image = self._cache.made(jit.key_of(self._packages, self._title, ir, "first"), make)
-            self._first[name] = jit.Loaded(image, quick=True)
-            return self._first[name]
+    def addresses(self, names: Sequence[str], quick: bool) -> list[int]:
+        """Return the addresses of functions; compile those that are not loaded. quick: first
+        versions are enough."""
+        with jit.linking():
+            if quick and config().tiers:
+                self._load_first(names)
+            found = []
+            for name in names:
+                code = self._code.get(name) or (self._first.get(name) if quick else None)
+                found.append((code or self._load(name)).address(name))
+            return found
+
+    def _load_first(self, names: Sequence[str]) -> None:
+        """Load first versions of functions, and of those that they call, as one module: as far as
+        neither version is loaded, and there is no second one on disk."""
+        group: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in group or name in self._first or name in self._code:
+                continue
+            ir = self._module({name})
+            if self._cache.get(self._key(ir)) is None:
+                group.add(name)
+                waiting += self._public.intersection(_USED.findall(ir))
+        if not group:
+            return
+        ir = self._module(group)
+        make = partial(jit.compile_object, ir, jit.LIMITED, 0)
+        image = self._cache.made(jit.key_of(self._packages, self._title, ir, "first"), make)
+        loaded = jit.Loaded(image, quick=True)
+        _LOADED.append(loaded)
+        self._first.update(dict.fromkeys(group, loaded))
+
+    def _load(self, name: str) -> jit.Loaded:
+        ir = self._module({name})
         image = self._made.pop(name, b"") or self._cache.made(
-            key, partial(jit.compile_object, ir, jit.FULL, 1)
+            self._key(ir), partial(jit.compile_object, ir, jit.FULL, 1)
         )
         self._code[name] = jit.Loaded(image)
+        _LOADED.append(self._code[name])
         return self._code[name]
 
     def _key(self, ir: str) -> str:
@@ -89,7 +112,7 @@ class Library:
                 if name not in self._first or name in self._code or name in self._ordered:
                     continue
                 self._ordered.add(name)
-                ir = self._module(name)
+                ir = self._module({name})
                 done = partial(self._keep, name, self._key(ir))
                 order = recompile.Order(partial(str, ir), jit.FULL, 1, done)
                 recompile.SHARED.get().submit(order)
@@ -121,13 +144,13 @@ class Library:
         constants = {match["name"]: match[0] for match in _CONSTANT.finditer(text)}
         return functions, constants, sorted(declarations)
 
-    def _module(self, root: str) -> str:
-        """Return the IR of a function and of the internal ones that it calls; it gets the public
-        ones when its object is loaded."""
+    def _module(self, roots: Collection[str]) -> str:
+        """Return the IR of functions and of the internal ones that they call; they get other public
+        ones when their object is loaded."""
         functions, constants, declarations = self._texts
-        public = {name for _, names in self._parts for name in names} - {root}
+        public = self._public.difference(roots)
         lines: dict[str, str] = {}
-        waiting = [root]
+        waiting = sorted(roots)
         while waiting:
             name = waiting.pop()
             if name in lines:

@@ -45,7 +45,7 @@ NEEDED = (
     "quick",
 )  # the fields of a target that LLVM needs
 WORKER = "ugpu.compiler.codegen.process.worker"
-PASSES = 2  # raised when the same text is optimised otherwise (compiler.codegen.process.objects)
+PASSES = 3  # raised when the same text is optimised otherwise (compiler.codegen.process.objects)
 KEPT = 20  # IR files of failed kernels kept in their folder
 
 

@@ -24,7 +24,7 @@ _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
 _EXTREME = re.compile(r"@llvm\.s(max|min)\.i32\(")
 _NEWER = "mma.sync.aligned.m16n8k32.row.col.f32.e"  # in a module: its PTX needs _VERSION
 _VERSION = "+ptx84"  # LLVM's feature; PTX ISA, "mma", "PTX ISA Notes"
-FIRST = 1  # of LLVM's levels of code generation, for the first version of a kernel
+FIRST = 1  # of LLVM's levels of code generation, for first versions of kernels and quick targets
 
 
 def compile_text(text: str, target: TargetSpec) -> bytes:
@@ -61,7 +61,7 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
         features = target.features
         if target.abi == "ptx" and _NEWER in text:
             features = f"{features},{_VERSION}" if features else _VERSION
-        level = FIRST if first else 3
+        level = FIRST if first or target.quick else 3
         machine = _machine(target.triple, target.cpu, features, level)
         module = llvm.parse_assembly(text)
         module.triple = target.triple
@@ -69,11 +69,21 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
         module.verify()
         straight = target.abi == "host" and not _EXTREME.search(text)
         _optimise(module, machine, target, first, straight)
-        if target.abi == "ptx":
-            assembly: str = machine.emit_assembly(module)
-            return assembly.encode()
-        emitted: bytes = machine.emit_object(module)
-        return emitted
+        _reduce(not target.quick)
+        try:
+            if target.abi == "ptx":
+                assembly: str = machine.emit_assembly(module)
+                return assembly.encode()
+            emitted: bytes = machine.emit_object(module)
+            return emitted
+        finally:
+            _reduce(True)
+
+
+def _reduce(whether: bool) -> None:
+    """Have LLVM search for fewer counters of loops when it generates code, or not: a tenth to a
+    seventh of its time for a GPU. An option of the process; see `hcq.objects.jit`."""
+    llvm.set_option("", f"-disable-lsr={str(not whether).lower()}")
 
 
 def _optimise(

@@ -176,6 +176,17 @@ def test_a_second_version_calls_second_versions_of_functions(held: Held, tmp_pat
     assert again.address("two_outer", quick=True) and not again._first
 
 
+def test_first_versions_that_are_missing_are_one_module(held: Held, tmp_path: Path) -> None:
+    functions = _called(tmp_path)
+    functions.addresses(["two_outer"], quick=True)
+    assert sorted(functions._first) == ["two_inner", "two_outer"]
+    assert len(set(functions._first.values())) == len(list(tmp_path.iterdir())) == 1
+    other = _called(tmp_path)
+    other.addresses(["two_inner"], quick=True)
+    other.addresses(["two_outer"], quick=True)  # calls the one that is loaded
+    assert len(set(other._first.values())) == 2
+
+
 def test_a_function_without_a_second_version_is_compiled_for_the_kernel_that_calls_it(
     held: Held, tmp_path: Path
 ) -> None:

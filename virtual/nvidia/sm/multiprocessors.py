@@ -47,9 +47,9 @@ from ugpu.virtual.shader.threads.worker import aligned
 
 _SOURCES = (Path(__file__).parent, emu.PACKAGE)
 # A kernel is first compiled quickly. It is compiled with optimisation once it has run for this many
-# times its compile time, which few kernels do. Optimised code takes twice as long to make and is up
-# to five times as fast.
-_HOT = 2.0
+# times its compile time, which few kernels do. Optimised code takes about six times as long to make
+# and is up to five times as fast.
+_HOT = 8.0
 _QUICK, _CAREFUL = 0, 1  # levels of code generation
 # The statements in which a module names its chip. They decide whether the module runs (`targets`),
 # not what its kernels do, so chips can share native code.
@@ -266,7 +266,9 @@ class VirtualMultiprocessors(Executor[Worker, SmOutcome]):
 
 
 def _object_of(made: Translation, level: int, start: float) -> bytes:
-    """Compile a kernel whose translation began at `start`."""
-    image = jit.compile_object(made.ir, jit.LIMITED, level)
+    """Compile a kernel whose translation began at `start`. Registers of a first version are values
+    within their blocks already: as values in all blocks they would be spilled at each edge."""
+    passes = jit.LIMITED if level else jit.NO_PASSES
+    image = jit.compile_object(made.ir, passes, level)
     microseconds = int((time.perf_counter() - start) * 1e6)
     return _HEAD.pack(made.state_size, microseconds, stack.frame_of(image, NAME)) + image

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.compiler.compiler_cases import GFX1100
@@ -42,3 +44,31 @@ def test_a_first_version_changes_no_later_code(monkeypatch: pytest.MonkeyPatch) 
         assert gpu_code() != before
     finally:
         jit._combine(True)
+
+
+LOOP = """
+define amdgpu_kernel void @k(ptr addrspace(1) %out, i32 %count) {
+enter:
+  br label %loop
+loop:
+  %i = phi i32 [ 0, %enter ], [ %next, %loop ]
+  %scaled = mul i32 %i, 12
+  %wide = zext i32 %scaled to i64
+  %place = getelementptr i32, ptr addrspace(1) %out, i64 %wide
+  store i32 %i, ptr addrspace(1) %place
+  %next = add nuw i32 %i, 1
+  %more = icmp ult i32 %next, %count
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+"""
+
+
+def test_a_models_code_changes_no_boards_code() -> None:
+    quick = replace(GFX1100, quick=True)
+    before, of_model = (objects._compile(LOOP, target, False) for target in (GFX1100, quick))
+    assert objects._compile(LOOP, GFX1100, False) == before != of_model
+    with pytest.raises(RuntimeError):
+        objects._compile("nonsense", quick, False)
+    assert objects._compile(LOOP, GFX1100, False) == before

@@ -5,6 +5,7 @@ of i32, one per lane, scalar registers are i32 (VCC 106, M0 125, EXEC 126), and 
 registers that native functions use in place are pinned: they are always in the wave state, in a
 register file for each pass of 32 lanes. Masks of 64 lanes are two scalar registers.
 Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VOP3 modifiers".
+Longer than 500 lines: reading and writing operands of every kind and modifier is one interface.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from ugpu.virtual.amd.isa.runtime.launch import (
     output_modifiers,
 )
 from ugpu.virtual.amd.isa.translator import saturation
-from ugpu.virtual.shader.text import ELEMENT_BITS, PASS, Text, constant, integer_of, lanes
+from ugpu.virtual.amd.isa.translator.block_text import SCC, BlockText
+from ugpu.virtual.shader.text import ELEMENT_BITS, PASS, constant, integer_of, lanes
 
 _BASE = {
     Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,
@@ -48,7 +50,7 @@ class Unsupported(Exception):
     """The instruction cannot be translated: a wave that reaches it halts as at an illegal one."""
 
 
-class Registers(Text):
+class Registers(BlockText):
     """Access to registers and operands; tracks which registers the function uses.
 
     full: EXEC is known to be all ones here, so that writes do not need a mask.
@@ -84,7 +86,6 @@ class Registers(Text):
         self.pending: list[tuple[int, str, str]] | None = None  # writes held back by a VOPD
         self.uses_scratch_vector = False
         self.switches_mode = False  # the kernel changes the denormal mode
-        self.stepped = False  # all registers are in the wave state, for a debugger
         self.races = False  # accesses of local memory are noted
         self.gfx12 = False  # the instruction set
         self.kept = False  # vector registers are in the wave state and start with its values
@@ -127,11 +128,15 @@ class Registers(Text):
         if number == layout.SGPR_NULL:
             return "0"
         self.used_scalars.add(number)
+        known = self.known_scalar(number)
+        if known:
+            return known
         value = self.value(f"load i32, ptr %s{number}")
         if self.gfx12 and number == layout.SGPR_GROUP_YZ:
             self.used_scalars.add(layout.SGPR_GROUP_Z)
             z = self.value(f"load i32, ptr %s{layout.SGPR_GROUP_Z}")
-            value = self.value(f"or i32 {value}, {self.value(f'shl i32 {z}, 16')}")
+            return self.value(f"or i32 {value}, {self.value(f'shl i32 {z}, 16')}")
+        self.know_scalar(number, value)
         return value
 
     def set_scalar_register(self, number: int, value: str) -> None:
@@ -141,7 +146,9 @@ class Registers(Text):
         if number > 127:
             raise Unsupported(f"scalar register {number}")
         self.used_scalars.add(number)
-        self.do(f"store i32 {value}, ptr %s{number}")
+        self.store(f"s{number}", [f"store i32 {value}, ptr %s{number}"])
+        if not (self.gfx12 and number == layout.SGPR_GROUP_YZ):
+            self.know_scalar(number, value)
         if number in (layout.SGPR_EXEC, layout.SGPR_EXEC + 1):
             self._exec_mask = None
             self.full = False
@@ -217,11 +224,17 @@ class Registers(Text):
 
     def scc(self) -> str:
         """Read SCC as i1."""
-        return self.value("load i1, ptr %scc")
+        known = self.known_scalar(SCC)
+        if known:
+            return known
+        value = self.value("load i1, ptr %scc")
+        self.know_scalar(SCC, value)
+        return value
 
     def set_scc(self, value: str) -> None:
         """Write SCC (i1)."""
-        self.do(f"store i1 {value}, ptr %scc")
+        self.store(f"s{SCC}", [f"store i1 {value}, ptr %scc"])
+        self.know_scalar(SCC, value)
 
     def context(self, field: int, kind: str) -> str:
         """Load a field of the worker context."""
@@ -284,32 +297,43 @@ class Registers(Text):
     def vector_register(self, number: int, element: str = "i32") -> str:
         """Read a vector register. element: of 32 bits."""
         self._use(number)
+        known = self.known_vector(number)
+        if known is not None:
+            return self.convert("bitcast", known[0], element, known[1])
         if number not in self.pinned:
-            return self.value(f"load {self.vector_of(element)}, ptr %v{number}, align 64")
-        part = f"<{PASS} x {element}>"
-        return self.whole(element, [
-            self.value(f"load {part}, ptr {self.pinned_at(number, n)}, align 64")
-            for n in self.passes
-        ])  # fmt: skip
+            value = self.value(f"load {self.vector_of(element)}, ptr %v{number}, align 64")
+        else:
+            part = f"<{PASS} x {element}>"
+            value = self.whole(element, [
+                self.value(f"load {part}, ptr {self.pinned_at(number, n)}, align 64")
+                for n in self.passes
+            ])  # fmt: skip
+        self.know_vector(number, element, value)
+        return value
 
     def store_vector(self, number: int, value: str, element: str = "i32") -> None:
         """Write a vector register in all lanes, regardless of EXEC."""
         self._use(number)
+        self.know_vector(number, element, value)
         if number not in self.pinned:
-            self.do(f"store {self.vector_of(element)} {value}, ptr %v{number}, align 64")
-            return
-        for n, part in enumerate(self.cut(element, value)):
-            at = self.pinned_at(number, n)
-            self.do(f"store <{PASS} x {element}> {part}, ptr {at}, align 64")
+            places = [(self.vector_of(element), value, f"%v{number}")]
+        else:
+            places = [
+                (f"<{PASS} x {element}>", part, self.pinned_at(number, n))
+                for n, part in enumerate(self.cut(element, value))
+            ]
+        self.store(f"v{number}", [
+            f"store {kind} {part}, ptr {at}, align 64" for kind, part, at in places
+        ])  # fmt: skip
 
     def pinned_at(self, number: int, turn: int) -> str:
         """Return the address of one pass of a pinned register.
 
-        It is computed at each use, which costs nothing; computed once at the function's start, it
+        It is computed once a block, which costs nothing; computed once at the function's start, it
         would be another value to spill.
         """
         offset = layout.register_at(number, turn, self.vector_limit)
-        return self.value(f"getelementptr i8, ptr %wave, i64 {offset}")
+        return self.once(f"getelementptr i8, ptr %wave, i64 {offset}")
 
     def set_vector_register(self, number: int, value: str, element: str = "i32") -> None:
         """Write a vector register in the enabled lanes. element: of 32 bits."""
@@ -322,16 +346,18 @@ class Registers(Text):
             value = self.select(mask, element, value, self.vector_register(number, element))
         self.store_vector(number, value, element)
 
-    def in_place(self, operand: Operand) -> list[str] | None:
+    def in_place(self, operand: Operand, *, written: bool = True) -> list[str] | None:
         """Return the address of an operand's consecutive registers for each pass.
 
-        None if they are not all pinned. A write to such an address writes all lanes.
+        None if they are not all pinned. A write to such an address writes all lanes. written:
+        whether the instruction writes there.
         """
         numbers = range(operand.index, operand.index + operand.width)
         if operand.kind is not Kind.VGPR or not self.pinned.issuperset(numbers):
             return None
         for number in numbers:
             self._use(number)
+        self.used_in_memory(numbers, written)
         return [self.pinned_at(operand.index, n) for n in self.passes]
 
     def scratch_vector(self) -> str:

@@ -79,6 +79,7 @@ def _index(e: Registers, base: int, shift: int, limit: int) -> str:
 def _vector_at(e: Registers, index: str) -> list[str]:
     """Return the address of each pass of the vector register with number `index`."""
     offset = e.value(f"mul i32 {index}, {layout.REGISTER}")
+    e.forget()
     starts = [e.pinned_at(0, turn) for turn in e.passes]
     return [e.value(f"getelementptr i8, ptr {start}, i32 {offset}") for start in starts]
 
@@ -130,6 +131,7 @@ def _store_at(e: Registers, places: list[str], value: str) -> None:
         value = e.select(mask, "i32", value, _load_at(e, places))
     for place, part in zip(places, e.cut("i32", value), strict=True):
         e.do(f"store {VECTOR} {part}, ptr {place}, align 64")
+    e.forget()
 
 
 def _vector_swap(e: Registers, i: Instruction) -> None:
@@ -152,10 +154,12 @@ def _scalar_move_both(e: Registers, i: Instruction) -> None:
     for operand, shift in ((i.srcs[0], 0), (i.dst, 16)):
         _touch(e, operand)
         places.append(_scalar_at(e, _index(e, operand.index, shift, _SCALARS)))
+    e.forget()
     e.do(SPILL)
     value = e.value(f"load i32, ptr {places[0]}, align 4")
     e.do(f"store i32 {value}, ptr {places[1]}, align 4")
     e.do(RELOAD)
+    e.forget()
 
 
 def _scalar_move(words: int, from_index: bool) -> Handler:
@@ -164,6 +168,7 @@ def _scalar_move(words: int, from_index: bool) -> Handler:
         source, target = i.srcs[0], i.dst
         moving = source if from_index else target
         _touch(e, moving)
+        e.forget()
         e.do(SPILL)
         place = _scalar_at(e, _index(e, moving.index, -1, _SCALARS))
         kind = f"i{32 * words}"
@@ -177,6 +182,7 @@ def _scalar_move(words: int, from_index: bool) -> Handler:
         value = e.scalar64(source) if words == 2 else e.scalar(source)
         e.do(f"store {kind} {value}, ptr {place}, align 4")
         e.do(RELOAD)
+        e.forget()
 
     return emit
 

@@ -132,14 +132,16 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
                 e, instruction, following[0], live.get(following[0].pc, ALL)
             ):
                 done = following[0]
+                e.end_instruction()
                 continue
             if successors(instruction) is not None:
                 emit_modes.leave(e)
                 emit_end(e, instruction)
                 return
             emit(e, instruction)
+            e.end_instruction()
         except Unsupported:
-            del e.lines[mark:]
+            e.take_back(mark)
             halt(e, instruction.pc, layout.HALTED)
             return
     emit_modes.leave(e)
@@ -236,7 +238,8 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
     tail = [*_save(scalars, moving, e.lanes), "stopped:", f"  ret i32 {waves.ABORTED}", "}"]
-    body = emit_relative.expanded(e.lines, scalars, frozenset(moving), e.lanes)
+    lines = [line for line in e.lines if line]
+    body = emit_relative.expanded(lines, scalars, frozenset(moving), e.lanes)
     return "\n".join([*head, *body, *tail, *sorted(e.declarations), PROFILES])
 
 

@@ -132,6 +132,7 @@ AT_BARRIER = 1
 YIELDED = 2
 ABORTED = 3
 FAULTED = 4
+WAITING = 5  # of the launcher: all warps of the group wait in loops
 
 # FAULT_CODE, or VIOLATION_CODE.
 NO_FAULT = 0

@@ -35,17 +35,26 @@ OFTEN = 200  # calls of a launcher after which its second version is worth compi
 
 
 class Launcher:
-    """A function that runs the groups of a grid, or its clusters; compiled at its first call.
-    Several threads may call it."""
+    """A function that runs the groups of a grid, its clusters, or those that wait; compiled at its
+    first call. Several threads may call it. waiting: runs a group whose warps all wait."""
 
-    def __init__(self, functions: Library, name: str) -> None:
+    def __init__(self, functions: Library, name: str, waiting: Launcher | None = None) -> None:
         self._functions = functions
         self._name = resolve.PREFIX + name
+        self._waiting = waiting
         self._calls = 0
         self._native: Callable[[int, int], int] | None = None
 
     def __call__(self, context: int, kernel: int) -> int:
         """Run a kernel; both are addresses. Return a code of `layout`."""
+        code = self._call(context, kernel)
+        while code == layout.WAITING and self._waiting is not None:
+            code = self._waiting(context, kernel)
+            if code == layout.FINISHED:  # the groups that have begun: others may not have
+                code = self._call(context, kernel)
+        return code
+
+    def _call(self, context: int, kernel: int) -> int:
         native = self._native
         if native is None or self._functions.improved(self._name):
             address = self._functions.address(self._name, quick=native is None)
@@ -66,9 +75,10 @@ def launchers(folder: Path | None) -> tuple[Launcher, Launcher]:
         (tiles.tiles_ir, tiles.names()),
         (launcher.launcher_ir, launcher.names()), emu_math.part(resolve.PREFIX),
         (distributed.distributed_ir, distributed.names()),
-        (clusters.clusters_ir, clusters.names()), (residents.residents_ir, []),
+        (clusters.clusters_ir, clusters.names()), (residents.residents_ir, residents.names()),
     ))  # fmt: skip
-    return Launcher(functions, "launch"), Launcher(functions, "launch_clusters")
+    waiting = Launcher(functions, "residents")
+    return Launcher(functions, "launch", waiting), Launcher(functions, "launch_clusters")
 
 
 @cache

@@ -57,6 +57,9 @@ class Kernel(Lanes):
         self.slots: dict[str, tuple[str, str]] = {}  # register -> (name of its slot, LLVM type)
         self.known: dict[str, Value] = {}  # by register: the value last read or written in a block
         self.stored: Container[str] = facts.stored  # registers with a value outside of their block
+        self.constants: dict[str, Value] = {}  # by register: see Facts.fixed
+        self._begun = 0  # the first line of this block of LLVM's
+        self._places: dict[tuple[str, int], str] = {}  # addresses computed there
         self.block = 0
         self.divergent = False
         self.running = ""  # where `enter` has read them, the lanes as i32, and each as i1
@@ -112,6 +115,20 @@ class Kernel(Lanes):
         super().begin(label)
         self.touched.clear()
         self.known.clear()
+        self._begun = len(self.lines)
+        self._places.clear()
+
+    def at(self, base: str, offset: int) -> str:
+        """Return the address `offset` bytes after "%context", "%warp" or "%ids", computed once a
+        block, at its start."""
+        known = self._places.get((base, offset))
+        if known is None:
+            self._names += 1
+            known = self._places[base, offset] = f"%{self._prefix}{self._names}"
+            self.lines.insert(
+                self._begun, f"  {known} = getelementptr i8, ptr {base}, i64 {offset}"
+            )
+        return known
 
     def touch_table(self, table: int) -> None:
         """Emit the check before an access to registers of products: these must have completed."""
@@ -120,8 +137,7 @@ class Kernel(Lanes):
         self.touched.add(table)
         at = self.held.notes + async_layout.TABLE_SIZE * table
         last, dirty, finished = (
-            self.value(f"getelementptr i8, ptr %warp, i64 {offset}")
-            for offset in (at, at + 8, self.held.finished)
+            self.at("%warp", offset) for offset in (at, at + 8, self.held.finished)
         )
         newest = self.value(f"load i64, ptr {last}")
         done = self.value(f"load i64, ptr {finished}")
@@ -161,13 +177,17 @@ class Kernel(Lanes):
 
     def register(self, register: Register) -> Value:
         """Read a register as an integer (or i1)."""
-        known = self.known.get(register.name)
+        return self.bits_of(self._read(register, stored_element(register.type)))
+
+    def _read(self, register: Register, element: str) -> Value:
+        """Read a register as the type of its known value, else as a type of the same width."""
+        known = self.known.get(register.name) or self.constants.get(register.name)
         if known is not None:
-            return self.bits_of(known)
-        name, kind = self.slot(register)
+            return known
+        name, _ = self.slot(register)
         uniform = self.is_uniform(register)
-        text = self.value(f"load {kind}, ptr {name}")
-        value = Value(text, stored_element(register.type), uniform)
+        text = self.value(f"load {self.kind(element, uniform)}, ptr {name}")
+        value = Value(text, element, uniform)
         self._know(register, value)
         return value
 
@@ -193,13 +213,19 @@ class Kernel(Lanes):
         if not uniform and self.divergent and operand.name in self.facts.kept[self.block]:
             active = self.running_lanes or self.from_bits(self.active())
             mask = active if mask is None else self.op("and", active, mask)
+        elif value.bits is not None and self._is_fixed(operand):
+            self.constants[operand.name] = value
+            return
         if mask is not None:
             mask = self.scalar(mask) if uniform else mask
-            value = self.choose(mask, self.bits_of(value), self.register(operand))
+            old = self._read(operand, value.element)
+            if old.element != value.element:
+                value, old = self.bits_of(value), self.bits_of(old)
+            value = self.choose(mask, value, old)
         value = value if uniform else self.varying(value)
         if not passing:
-            name, kind = self.slot(operand)
-            self.do(f"store {kind} {self.bits_of(value).text}, ptr {name}")
+            name, _ = self.slot(operand)
+            self.do(f"store {self.type_of(value)} {value.text}, ptr {name}")
         self._know(operand, value)
 
     def _widened(self, operand: Register, value: Value, element: str) -> Value:
@@ -212,6 +238,11 @@ class Kernel(Lanes):
     def is_passing(self, register: Register) -> bool:
         """Return whether a register is not read outside of the block that writes it."""
         return register.name not in self.stored and not self.stepped
+
+    def _is_fixed(self, register: Register) -> bool:
+        """Return whether all reads of a register follow, and find what is written now."""
+        name = register.name
+        return name in self.facts.fixed and name not in self.slots and not self.stepped
 
     def _width(self, element: str) -> int:
         return int(element[1:])
@@ -248,10 +279,11 @@ class Kernel(Lanes):
         """Read an operand as a PTX type."""
         element = element_of(kind)
         if isinstance(operand, Register):
-            known = self.known.get(operand.name)
-            if known is not None and known.element == element:
-                return known
-            value = self.register(operand)
+            same = self._width(integer_of(element)) == self._width(stored_element(operand.type))
+            value = self._read(operand, element if same else stored_element(operand.type))
+            if value.element == element:
+                return value
+            value = self.bits_of(value)
             if (operand.type == "pred") != (element == "i1"):
                 raise self.bad(f"{operand.name} is of type .{operand.type}, not .{kind}")
             integer = integer_of(element)
@@ -314,13 +346,11 @@ class Kernel(Lanes):
 
     def context(self, offset: int, kind: str) -> str:
         """Load a field of the worker context."""
-        at = self.value(f"getelementptr i8, ptr %context, i64 {offset}")
-        return self.value(f"load {kind}, ptr {at}")
+        return self.value(f"load {kind}, ptr {self.at('%context', offset)}")
 
     def state(self, offset: int, kind: str) -> str:
         """Load a field of the warp state."""
-        at = self.value(f"getelementptr i8, ptr %warp, i64 {offset}")
-        return self.value(f"load {kind}, ptr {at}")
+        return self.value(f"load {kind}, ptr {self.at('%warp', offset)}")
 
     def context_value(self, offset: int, element: str = "i32") -> Value:
         """Load a field of the worker context as a uniform value."""

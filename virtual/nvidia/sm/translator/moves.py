@@ -112,16 +112,14 @@ def _set_predicate(k: Kernel, i: Instruction) -> None:
     if kind in _PAIRS and not isinstance(target, Pair):
         raise k.bad(f".{kind} requires two predicates, p|q")
     found = _compared(k, i, kind)
-    result, inverse = found if kind in _PAIRS else (found[0], k.negate(found[0]))
+    targets = (target.first, target.second) if isinstance(target, Pair) else (target,)
+    if len(targets) > len(found):
+        found.append(k.negate(found[0]))
     if len(i.operands) == 4:
         c = k.source(i.operands[3], "pred")
-        result = _boolean(k, i, result, c)
-        inverse = _boolean(k, i, inverse, c)
-    if isinstance(target, Pair):
-        k.write(target.first, result)
-        k.write(target.second, inverse)
-    else:
-        k.write(target, result)
+        found = [_boolean(k, i, each, c) for each in found]
+    for operand, value in zip(targets, found, strict=True):
+        k.write(operand, value)
 
 
 _ONE = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}

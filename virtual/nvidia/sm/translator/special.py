@@ -64,7 +64,7 @@ def _value(k: Kernel, name: str) -> Value:
         return k.each([_LANE_MASKS[name](lane) for lane in range(32)])
     stem, _, axis = name.partition(".")
     if stem == "tid" and axis in _AXES:
-        at = k.value(f"getelementptr i8, ptr %ids, i64 {128 * _AXES[axis]}")
+        at = k.at("%ids", 128 * _AXES[axis])
         if varies_by_lane(name, k.rows):
             return Value(k.value(f"load <32 x i32>, ptr {at}, align 64"), "i32", False)
         return Value(k.value(f"load i32, ptr {at}"), "i32", True)

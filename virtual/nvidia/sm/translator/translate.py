@@ -126,9 +126,9 @@ def translate(
     """Translate a kernel.
 
     full: all warps have 32 lanes. rows: the block's x is a multiple of 32, so that a warp is
-    within one row. quick: memory accesses are calls, so that the code compiles fast. stepped: the
-    code halts on request (`translator.stepping`). Raises NotSupported, which names instruction and
-    line.
+    within one row. quick: memory accesses are calls, and registers are in memory between blocks, so
+    that the code compiles fast without any pass. stepped: the code halts on request
+    (`translator.stepping`). Raises NotSupported, which names instruction and line.
     """
     graph = build(flat)
     held = held_by(graph)
@@ -151,7 +151,7 @@ def translate(
             emit(k, instruction)
         k.settle()
         flow.finish(number)
-    ir, size = module_of(k, graph, flow, NAME)
+    ir, size = module_of(k, graph, flow, NAME, quick=quick)
     seen = stepping.placed(k) if stepped else None
     return Translation(ir, size, places, flat.code, seen)
 

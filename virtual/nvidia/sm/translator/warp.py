@@ -20,7 +20,7 @@ _VECTOR = "<32 x i32>"
 
 def pick(k: Kernel, value: Value, lane: Value) -> Value:
     """Return, for each lane, the value of the lane that `lane` selects (0..31)."""
-    slot = k.value(f"getelementptr i8, ptr %context, i64 {layout.IO}")
+    slot = k.at("%context", layout.IO)
     k.do(f"store {_VECTOR} {k.vec(value)}, ptr {slot}, align 64")
     index = k.vec(k.cast("zext", lane, "i64"))
     pointers = k.value(f"getelementptr i32, ptr {slot}, <32 x i64> {index}")

@@ -189,7 +189,7 @@ def set_registers(e: Registers, dst: Operand, values: list[str] | None) -> None:
 
 def store_wide(e: Registers, data: Operand, function: str, *arguments: tuple[str, str]) -> None:
     """Call a store of more than four bytes per lane."""
-    places = e.in_place(data)
+    places = e.in_place(data, written=False)
     words = [] if places else [e.cut("i32", word) for word in data_registers(e, data)]
     e.note_access()
     for turn, one in enumerate(e.cut_arguments(arguments)):

@@ -55,7 +55,7 @@ def _factor(e: Registers, i: Instruction, number: int) -> str:
     flips = 0
     if "_iu" not in i.name:
         flips = (0x8000 if i.neg_lo[number] else 0) | (0x80000000 if i.neg_hi[number] else 0)
-    places = e.in_place(operand)
+    places = e.in_place(operand, written=False)
     if places is not None and not flips:
         return places[0]  # the other lanes repeat the same values
     words = _registers(e, operand, operand.width)
@@ -100,7 +100,7 @@ def _added(e: Registers, i: Instruction) -> str:
     """Return the address of C, with its modifiers applied."""
     operand = i.srcs[2]
     integers = "_iu" in i.name
-    places = None if e.wide else e.in_place(operand)
+    places = None if e.wide else e.in_place(operand, written=False)
     if places is not None and (integers or not (i.neg_hi[2] or i.neg_lo[2])):
         return places[0]
     values = _sums(e, operand)

@@ -235,7 +235,7 @@ def _launch() -> Native:
         with f.when(cluster.above(cluster_count(f) - 1)):
             f.give(layout.FINISHED)
         f.call("void", "cluster_begin", first, cluster)
-        code = f.call("i32", "residents_run", first, kernel)
+        code = f.call("i32", f"{PREFIX}residents", first, kernel)
         with f.when(code.differs(layout.FINISHED)):
             f.give(code)
     return f

@@ -1,9 +1,10 @@
 """The native loop over groups and warps, with the barriers of a group.
 
 The warps of a group run one after another, each until it waits, yields or ends. Groups run one
-after another too, unless all warps of one group wait in loops. In that case `residents` takes over
-until no group waits any more. A barrier opens when all threads it expects have arrived. Threads
-that have ended count as arrived if the barrier expects all threads.
+after another too, unless all warps of one group wait in loops. In that case the launch returns
+WAITING, and `residents` takes over until no group waits any more. A barrier opens when all threads
+it expects have arrived. Threads that have ended count as arrived if the barrier expects all
+threads.
 Source: PTX ISA 8.x, "bar, barrier".
 """
 
@@ -126,7 +127,7 @@ def _run() -> Native:
             _stuck(f, last)
         with f.when(moved.get().same(0)):
             # All that ran wait in loops, perhaps for other groups: these run beside this one.
-            f.give(f.call("i32", "residents_run", context, kernel))
+            f.give(layout.WAITING)
     return f
 
 

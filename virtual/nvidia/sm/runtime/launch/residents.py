@@ -139,9 +139,9 @@ def _fill() -> Native:
 
 
 def _run() -> Native:
-    """residents_run(worker, kernel): run the cluster in the first slot, and others beside it while
-    it waits, until all clusters that have begun have ended."""
-    f = Native("residents_run", "i32", ("ptr", "context"), ("ptr", "kernel"))
+    """residents(worker, kernel): run the cluster in the first slot, and others beside it while it
+    waits, until all clusters that have begun have ended."""
+    f = Native(f"{PREFIX}residents", "i32", ("ptr", "context"), ("ptr", "kernel"))
     worker, kernel = f.given
     f.store(f.constant("i32", 1), worker.byte(layout.BUSY))
     with f.count(FOR_EVER):
@@ -167,3 +167,8 @@ def residents_ir() -> tuple[str, set[str]]:
     return joined([
         _slot_turn(), _round(), _busy(), _idle(), _fill(), _run(),
     ])  # fmt: skip
+
+
+def names() -> list[str]:
+    """Return the function that a launcher calls when a group waits."""
+    return [f"{PREFIX}residents"]

@@ -89,7 +89,7 @@ def resolve(
 
 def column(k: Kernel, number_: int) -> str:
     """Return the address of an IO column of the context."""
-    return k.value(f"getelementptr i8, ptr %context, i64 {layout.IO + number_ * layout.IO_COLUMN}")
+    return k.at("%context", layout.IO + number_ * layout.IO_COLUMN)
 
 
 def load_lanes(k: Kernel, space: str, where: Value, size: int, mask: str) -> list[Value]:
@@ -309,11 +309,10 @@ def host_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> s
 def load_uniform(k: Kernel, space: str, where: Value, unit: int, count: int) -> list[Value]:
     """Load `count` units from an address that all lanes share."""
     if space == "param" and where.bits is not None:
-        base = k.context(layout.PARAMETERS, "ptr")
         offset = where.bits - layout.MODULE_WINDOW
         if offset < 0 or offset + unit * count > k.places.parameter_size:
             raise k.bad("the address lies outside the parameters")
-        host = k.value(f"getelementptr i8, ptr {base}, i64 {offset}")
+        host = k.at("%parameters", offset)
     else:
         host = _uniform_host(k, space, where, unit * count, k.mask())
     values = []

@@ -138,15 +138,13 @@ def _multiply_add(carry_in: bool) -> Handler:
                 raise k.bad(".sat requires .hi.s32")
             k.write(i.operands[0], k.call_op("sadd.sat", product, c))
             return
-        first = k.op("add", product, c)
-        total = first
-        over = k.cmp("ult", first, product)
+        first = total = k.op("add", product, c)
         if carry_in:
             carried = k.cast("zext", k.source(CARRY, "pred"), first.element)
             total = k.op("add", first, carried)
-            over = k.op("or", over, k.cmp("ult", total, first))
         if "cc" in flags:
-            k.write(CARRY, over)
+            over = k.cmp("ult", first, product)
+            k.write(CARRY, k.op("or", over, k.cmp("ult", total, first)) if carry_in else over)
         k.write(i.operands[0], total)
 
     return emit

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ugpu.virtual.nvidia.sm.ptx.module import Instruction
+from ugpu.virtual.nvidia.sm.ptx.module import Instruction, Register
 from ugpu.virtual.nvidia.sm.translator.control.graph import Graph, at_barrier, gathers
 from ugpu.virtual.nvidia.sm.translator.control.waiting import waits
 from ugpu.virtual.nvidia.sm.translator.operands import read, specials, written
@@ -29,7 +29,8 @@ class Facts:
 
     live: registers that lanes entering a block may read. kept: registers that a waiting lane may
     still read while the block runs, so that others must not overwrite its value. stored: registers
-    whose value is not only read by the instructions of the block that writes it.
+    whose value is not only read by the instructions of the block that writes it. fixed: those that
+    one move writes, before everything that reads them.
     """
 
     varying: set[str] = field(default_factory=set)
@@ -37,6 +38,7 @@ class Facts:
     live: list[frozenset[str]] = field(default_factory=list)
     kept: list[frozenset[str]] = field(default_factory=list)
     stored: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
     branches: set[int] = field(default_factory=set)
 
 
@@ -62,7 +64,20 @@ def analyse(graph: Graph, rows: bool, held: Iterable[str] = ()) -> Facts:
         changed |= _let_go(graph, facts, spinning)
     _liveness(graph, facts, spinning)
     facts.stored = _stored(graph, facts.live)
+    if graph.reducible:
+        facts.fixed = _fixed(graph, facts.live[0], once) - facts.varying
     return facts
+
+
+def _fixed(graph: Graph, at_first: frozenset[str], once: set[str]) -> frozenset[str]:
+    """See Facts. at_first: registers that may be read before they are written."""
+    found = set()
+    for block in graph.blocks:
+        for i in block.code:
+            target = i.operands[0] if i.name == "mov" and i.guard is None else None
+            if isinstance(target, Register) and target.type != "pred" and not read(i):
+                found.add(target.name)
+    return frozenset(found & once - at_first)
 
 
 def _stored(graph: Graph, live: Sequence[frozenset[str]]) -> frozenset[str]:

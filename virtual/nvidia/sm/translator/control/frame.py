@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Sequence
+
 from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.nvidia.sm.runtime.flights import async_layout
 from ugpu.virtual.nvidia.sm.runtime.resolve import PREFIX
@@ -24,18 +26,24 @@ def _slot_bytes(kind: str) -> int:
     return 64
 
 
-def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]:
-    """Return the whole module's IR and the bytes of a warp's state."""
+def module_of(
+    k: Kernel, graph: Graph, flow: Flow, name: str, *, quick: bool = False
+) -> tuple[str, int]:
+    """Return the whole module's IR and the bytes of a warp's state. quick: registers that a warp
+    keeps while it waits are always in its state, so that no code moves them."""
     places = stepping.placed(k) if k.stepped else None
-    saved = _saved(k, flow) if places is None else []
-    size = k.held.end + sum(_slot_bytes(kind) for _, kind in saved)
+    saved, size = _saved(k, flow) if places is None else ((), places.end)
+    in_state = saved if quick else () if places is None else places.slots
+    at_first = {k.slots[name][0] for name in k.facts.live[0] if name in k.slots}
     if places is not None:
-        size = places.end
+        at_first = {slot for slot, _, _ in places.slots}
+    saved = () if quick else saved
     lines = [
         f"define i32 @{name}(ptr %context, ptr noalias %warp) nounwind {{",
         "entry:",
-        *_entry(k, graph, places),
-        *_start(k, flow, saved, [] if places is None else stepping.fresh(places)),
+        *_entry(k, in_state, at_first),
+        *([] if places is None else stepping.entry(places)),
+        *_start(k, flow, saved, _cleared(in_state, at_first)),
         *k.lines,
         *_save(k, flow, saved),
     ]
@@ -52,20 +60,29 @@ def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]
     return "\n".join(parts), -(-size // 64) * 64
 
 
-def _saved(k: Kernel, flow: Flow) -> list[tuple[str, str]]:
-    """Return the slots, with types, of the registers that are live where a warp may resume."""
+def _saved(k: Kernel, flow: Flow) -> tuple[tuple[stepping.Slot, ...], int]:
+    """Return the slots of the registers that are live where a warp may resume, and the bytes of a
+    warp's state with these."""
     names: set[str] = set()
     blocks = set(flow.resumes)
     if flow.waits and flow.resumes:  # diverged lanes may be anywhere
         blocks |= {n for n, divergent in enumerate(k.facts.divergent) if divergent}
     for block in blocks:
         names |= k.facts.live[block]
-    return sorted(k.slots[name] for name in names if name in k.slots)
+    found, at = [], k.held.end
+    for slot, kind in sorted(k.slots[name] for name in names if name in k.slots):
+        found.append((slot, kind, at))
+        at += _slot_bytes(kind)
+    return tuple(found), at
 
 
-def _entry(k: Kernel, graph: Graph, places: stepping.StepPlaces | None) -> list[str]:
-    in_state = frozenset(slot for slot, _, _ in places.slots) if places is not None else ()
-    lines = [f"  {slot} = alloca {kind}" for slot, kind in k.slots.values() if slot not in in_state]
+def _entry(k: Kernel, in_state: Sequence[stepping.Slot], at_first: Container[str]) -> list[str]:
+    """Return the first lines. in_state: registers in the warp's state. at_first: those that may be
+    read before they are written."""
+    lines = [f"  {slot} = getelementptr i8, ptr %warp, i64 {at}" for slot, _, at in in_state]
+    moved = {slot for slot, _, _ in in_state}
+    on_stack = [each for each in k.slots.values() if each[0] not in moved]
+    lines += [f"  {slot} = alloca {kind}" for slot, kind in on_stack]
     lines += [
         "  %active = alloca i32", "  %alive = alloca i32", "  %next = alloca i32",
         "  %forced = alloca i32", "  %budget = alloca i32", "  %resume = alloca i32",
@@ -74,7 +91,7 @@ def _entry(k: Kernel, graph: Graph, places: stepping.StepPlaces | None) -> list[
     ]  # fmt: skip
     for name, offset in (
         ("abort", layout.ABORT), ("stop", layout.STOP), ("tlb", layout.TLB),
-        ("all.ids", layout.IDS),
+        ("all.ids", layout.IDS), ("parameters", layout.PARAMETERS),
     ):  # fmt: skip
         lines.append(f"  %{name}.at = getelementptr i8, ptr %context, i64 {offset}")
         lines.append(f"  %{name} = load ptr, ptr %{name}.at")
@@ -100,11 +117,16 @@ def _entry(k: Kernel, graph: Graph, places: stepping.StepPlaces | None) -> list[
         f"  %held{number} = getelementptr i8, ptr %warp, i64 {k.held.place(name)}"
         for name, number in k.held.places.items()
     ]
-    if places is not None:
-        return [*lines, *stepping.entry(places)]
-    live = sorted(k.slots[name] for name in k.facts.live[0] if name in k.slots)
-    lines += [f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind in live]
-    return lines
+    return lines + _cleared(on_stack, at_first)
+
+
+def _cleared(
+    slots: Iterable[tuple[str, str, *tuple[int, ...]]], which: Container[str]
+) -> list[str]:
+    """Return the lines that clear registers."""
+    return [
+        f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind, *_ in slots if slot in which
+    ]
 
 
 def _fresh_notes(k: Kernel) -> list[str]:
@@ -123,7 +145,7 @@ def _fresh_notes(k: Kernel) -> list[str]:
 
 
 def _start(
-    k: Kernel, flow: Flow, saved: list[tuple[str, str]], cleared: list[str]
+    k: Kernel, flow: Flow, saved: Sequence[stepping.Slot], cleared: list[str]
 ) -> list[str]:  # fmt: skip
     fresh = [
         "fresh:",
@@ -145,22 +167,20 @@ def _start(
         "  %places.r = load <32 x i32>, ptr %places.saved, align 64",
         "  store <32 x i32> %places.r, ptr %places",
     ]
-    at = k.held.end
-    for slot, kind in saved:
+    for slot, kind, at in saved:
         name = slot[1:]
         lines += [
             f"  %at.{name} = getelementptr i8, ptr %warp, i64 {at}",
             f"  %in.{name} = load {kind}, ptr %at.{name}, align 4",
             f"  store {kind} %in.{name}, ptr {slot}",
         ]
-        at += _slot_bytes(kind)
     cases = " ".join(f"i32 {block + 2}, label %b{block}" for block in sorted(flow.resumes))
     parted = "schedule.again" if flow.schedules else "lost"
     lines.append(f"  switch i32 %resume.from, label %lost [ i32 1, label %{parted} {cases} ]")
     return [*lines, "lost:", "  unreachable"]
 
 
-def _save(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
+def _save(k: Kernel, flow: Flow, saved: Sequence[stepping.Slot]) -> list[str]:
     """Return blocks that save the warp and leave. Resume value: block + 2, or 1: diverged lanes."""
     if not flow.resumes:
         return []
@@ -180,7 +200,7 @@ def _save(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
 
 
 def _leave(
-    k: Kernel, label: str, saved: list[tuple[str, str]], waiting: int, code: int
+    k: Kernel, label: str, saved: Sequence[stepping.Slot], waiting: int, code: int
 ) -> list[str]:
     lines = [
         f"  store i32 {waiting}, ptr %waiting.saved",
@@ -191,15 +211,13 @@ def _leave(
         f"  %{label}.to = load i32, ptr %resume",
         f"  store i32 %{label}.to, ptr %resume.from.at",
     ]
-    at = k.held.end
-    for slot, kind in saved:
+    for slot, kind, at in saved:
         name = f"{label}.{slot[1:]}"
         lines += [
             f"  %to.{name} = getelementptr i8, ptr %warp, i64 {at}",
             f"  %out.{name} = load {kind}, ptr {slot}",
             f"  store {kind} %out.{name}, ptr %to.{name}, align 4",
         ]
-        at += _slot_bytes(kind)
     if code == layout.AT_BARRIER:
         lines += [
             f"  %id.at = getelementptr i8, ptr %warp, i64 {layout.STATE_BARRIER}",

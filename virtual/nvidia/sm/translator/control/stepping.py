@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ugpu.virtual.nvidia.sm.translator.kernel import Kernel
 
 
+Slot = tuple[str, str, int]  # name, LLVM type, offset in the warp's state
+
+
 @dataclass(frozen=True)
 class Placed:
     """A register in a warp's state. offset: in bytes. bits: of one lane. uniform: whether it is one
@@ -38,7 +41,7 @@ class StepPlaces:
 
     active: int
     registers: dict[str, Placed]
-    slots: tuple[tuple[str, str, int], ...]  # name, LLVM type, offset of registers in slots
+    slots: tuple[Slot, ...]
     end: int
 
 
@@ -70,18 +73,10 @@ def look(k: Kernel, i: Instruction) -> None:
 
 
 def entry(places: StepPlaces) -> list[str]:
-    """Return the lines that define register addresses, and load the table and the function."""
-    lines = [
+    """Return the lines that load the table and the function."""
+    return [
         "  %wave = getelementptr i8, ptr %warp, i64 0",
         f"  %step.active = getelementptr i8, ptr %warp, i64 {places.active}",
         f"  %step.index = getelementptr i8, ptr %warp, i64 {places.active + 4}",
         *stepping.found(layout.STEPS, layout.STEP),
     ]
-    for slot, _, at in places.slots:
-        lines.append(f"  {slot} = getelementptr i8, ptr %warp, i64 {at}")
-    return lines
-
-
-def fresh(places: StepPlaces) -> list[str]:
-    """Return the lines that clear the registers at a warp's start."""
-    return [f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind, _ in places.slots]
