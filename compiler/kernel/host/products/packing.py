@@ -29,6 +29,7 @@ from math import gcd
 
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
+from ugpu.compiler.kernel.host.lines import every_second
 from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, rolled, round_up
 from ugpu.compiler.kernel.ir import Loop, Prefetch, Statement, Store, guarded
 from ugpu.compiler.kernel.shared.spread import runs_along
@@ -226,11 +227,11 @@ class Packing:
         def by_groups(groups: Walk, count: int) -> Statement:
             place = panel.index() * panel_step + groups.position * pitch + element.position
             stores = self.group(memory, place, factor, element, groups, count)
-            inside = element.around(*stores)
+            inside = self.copied(element, stores)
             if by_panels:
-                return Loop(panel, (groups.around(inside),))
+                return Loop(panel, (groups.around(*inside),))
             soon = self.soon(factor, across, element, groups) if flat and together == 1 else ()
-            return groups.around(Loop(panel, (*soon, inside)) if flat else inside)
+            return groups.around(*([Loop(panel, (*soon, *inside))] if flat else inside))
 
         statements, rest = [by_groups(self.groups(name, factor), together)], self.total % together
         if rest:  # the incomplete group at the end of the depth
@@ -363,6 +364,17 @@ class Packing:
         return tuple(
             Store(memory, place * self.together + step, each) for step, each in enumerate(values)
         )
+
+    def copied(self, element: Walk, stores: tuple[Store, ...]) -> tuple[Statement, ...]:
+        """Return the loops over elements around stores, or around vectors of them if neighbours are
+        two apart in memory (a convolution with a stride)."""
+        (*outer, (column, bound)), (store, *others) = element.loops, stores
+        if bound is not None or others:
+            return (element.around(*stores),)
+        line = every_second(store, column, self.lanes)
+        if not line or not outer:
+            return line or (element.around(*stores),)
+        return (replace(element, loops=tuple(outer)).around(*line),)
 
     def at_end(self, statement: Statement, group: int = 0) -> tuple[Statement, ...]:
         """Return the statement for the last slice of a depth that ends inside a group only. group:

@@ -190,7 +190,9 @@ class Problem:
             in_place = range(least, min(heights.stop, self.direct_height + 1 if alone else 0))
             width = vectors * self.lanes
             again = [height for height in heights if self.mirrored and width % height == 0]
-            for some in (heights, in_place, again):
+            few = _ceil(self.rows.size, FORESEEN) if self.row and self.in_lines else heights.stop
+            foreseen = range(max(least, few), heights.stop)
+            for some in (heights, in_place, again, foreseen):
                 if some:
                     yield min(some, key=partial(self.panels_cost, vectors=vectors)), vectors
 
