@@ -18,7 +18,7 @@ A group is the n steps of the depth that one instruction multiplies: one, or mor
 processor can (compiler.kernel.host.products.grouped); in rows they lie side by side anyway. For
 "transposed" a few columns are first copied in their own layout ("stage"), then transposed in blocks
 of one vector by one vector. Reading single elements from places far apart would cost as much as
-multiplying them.
+multiplying them. Neighbours that are two elements apart (a stride of 2) are shuffled from vectors.
 """
 
 from __future__ import annotations
