@@ -25,10 +25,8 @@ ONCE = 2  # panels of rows up to which a right factor is not packed
 # place; share of the costs of reading it that is left where it is prefetched. Measured on Sapphire
 # Rapids, whose third level gives a core 14 to 24 GB/s: of 32 and 64 rows by weights of 384 x 1536,
 # 384 x 384, 1536 x 384 and 256 x 1024, packing and multiplying take 1.1 to 1.4 times as long as
-# prefetched panels in place; of 128 rows 1.0, of 256 0.9 to 1.0 times. Cost of an element of such
-# a factor beside that of packing it: 1 MB and its packed panels are more than the second level
-# keeps. 64 rows by 256 x 1024 take 1.05 to 1.26 of onnxruntime's time in place, 1.5 to 1.7 packed.
-FORESEEN, LEFT, FETCHED = 12, 0.2, 0.2
+# prefetched panels in place; of 128 rows 1.0, of 256 0.9 to 1.0 times.
+FORESEEN, LEFT = 12, 0.2
 UNEVEN = 0.4  # of a tile: time that threads wait for each other at the end
 
 
@@ -116,7 +114,7 @@ class Problem:
         if self.in_place(tile):
             right_pack = self.rates.direct * _ceil(tile.rows * self.rows.unit, tile.height)
         run = width if self.in_place(tile) else min(wide, self.columns.size)
-        right_pack += self.row / run + FETCHED * (self.row > 0)
+        right_pack += self.row / run
         right_pack *= LEFT if self.row and self.in_place(tile) else 1
         pack = across * self.rows.size * left_pack + down * self.columns.size * right_pack
         store = self.rows.size * self.columns.size * self.rates.finish
@@ -180,9 +178,8 @@ class Problem:
 
     def panels(self) -> Iterator[tuple[int, int]]:
         """Yield heights and vectors of panels: for each number of vectors the best height, and the
-        best of those that read the left factor in place, if one panel has all columns, of those
-        that divide the columns of a symmetric product's, and of those high enough that a far right
-        factor may be read in place."""
+        best of those that read the left factor in place, if one panel has all columns, and of those
+        that divide the columns of a symmetric product's."""
         if self.panel is not None:
             yield self.panel
             return
@@ -193,9 +190,7 @@ class Problem:
             in_place = range(least, min(heights.stop, self.direct_height + 1 if alone else 0))
             width = vectors * self.lanes
             again = [height for height in heights if self.mirrored and width % height == 0]
-            few = _ceil(self.rows.size, FORESEEN) if self.row and self.in_lines else heights.stop
-            foreseen = range(max(least, few), heights.stop)
-            for some in (heights, in_place, again, foreseen):
+            for some in (heights, in_place, again):
                 if some:
                     yield min(some, key=partial(self.panels_cost, vectors=vectors)), vectors
 

@@ -94,9 +94,7 @@ def _far(rows: int, depth: int, columns: int) -> tuple[Problem, Problem]:
     return near, dataclasses.replace(near, row=row_cost(target, depth * columns * 4))
 
 
-@pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(32, 384, 1536), (32, 1536, 384), (64, 256, 1024)]
-)
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(32, 384, 1536), (32, 1536, 384)])
 def test_far_factors_are_read_in_place(rows: int, depth: int, columns: int) -> None:
     """Weights from beyond the second-level cache are not packed for up to 12 panels of rows, which
     read them in lines that are prefetched."""
