@@ -11,7 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ugpu.compiler.expression.algebra import NEVER, Index, Range, Validity, at_least_zero
+from ugpu.compiler.expression.algebra import (
+    NEVER,
+    Index,
+    Range,
+    Validity,
+    at_least_zero,
+    constant,
+)
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
@@ -87,6 +94,27 @@ def chunks(low: int, high: int, lanes: int) -> tuple[int, list[int]]:
     if starts[-1] + width < high:
         starts.append(high - width)
     return width, starts
+
+
+def every_second(copy: Store, column: Range, lanes: int) -> tuple[Statement, ...]:
+    """Return a copy of a line by vectors, if the elements of the line are two apart in memory;
+    otherwise nothing. Two vectors of memory become one; neither has an element behind the line."""
+    line = copy.value
+    if line.op != "load" or line.arg.conditions or line.arg.index.linear(column) != (2,):
+        return ()
+    width, (*_, last) = chunks(0, column.size, lanes)
+    mask = tuple(2 * lane + (2 * lane >= width) for lane in range(width))
+
+    def vector(first: Index) -> Store:
+        here = {column: first}
+        start = line.arg.index.substitute(here)
+        pair = [load(line.arg.memory, start + n, lanes=width) for n in (0, width - 1)]
+        moved = value("shuffle", line.dtype, pair, mask, width)
+        return Store(copy.memory, copy.index.substitute(here), moved)
+
+    block = Range(column.name + "_vector", column.size // width)
+    whole = Loop(block, (vector(block.index() * width),))
+    return (whole, vector(constant(last))) if column.size % width else (whole,)
 
 
 def separated(line: Value, column: Range, stage: Memory, first: Index) -> list[Statement]:

@@ -18,7 +18,7 @@ A group is the n steps of the depth that one instruction multiplies: one, or mor
 processor can (compiler.kernel.host.products.grouped); in rows they lie side by side anyway. For
 "transposed" a few columns are first copied in their own layout ("stage"), then transposed in blocks
 of one vector by one vector. Reading single elements from places far apart would cost as much as
-multiplying them.
+multiplying them. Neighbours that are two elements apart (a stride of 2) are shuffled from vectors.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from math import gcd
 
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
+from ugpu.compiler.kernel.host.lines import every_second
 from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, rolled, round_up
 from ugpu.compiler.kernel.ir import Loop, Prefetch, Statement, Store, guarded
 from ugpu.compiler.kernel.shared.spread import runs_along
@@ -231,14 +232,15 @@ class Packing:
 
         def by_groups(groups: Walk, count: int) -> Statement:
             place = panel.index() * panel_step + groups.position * pitch + element.position
-            inside = element.around(*(
+            stores = [
                 store for memory, each in zip(memories, factors, strict=True)
                 for store in self.group(memory, place, each, element, groups, count)
-            ))  # fmt: skip
+            ]  # fmt: skip
+            inside = self.copied(element, stores)
             if by_panels:
-                return Loop(panel, (groups.around(inside),))
+                return Loop(panel, (groups.around(*inside),))
             soon = self.soon(factor, across, element, groups) if flat and together == 1 else ()
-            return groups.around(Loop(panel, (*soon, inside)) if flat else inside)
+            return groups.around(*([Loop(panel, (*soon, *inside))] if flat else inside))
 
         statements, rest = [by_groups(self.groups(name, factor), together)], self.total % together
         if rest:  # the incomplete group at the end of the depth
@@ -396,6 +398,17 @@ class Packing:
         return tuple(
             Store(memory, place * self.together + step, each) for step, each in enumerate(values)
         )
+
+    def copied(self, element: Walk, stores: tuple[Store, ...]) -> tuple[Statement, ...]:
+        """Return the loops over elements around stores, or around vectors of them if neighbours are
+        two apart in memory (a convolution with a stride)."""
+        (*outer, (column, bound)), (store, *others) = element.loops, stores
+        if bound is not None or others:
+            return (element.around(*stores),)
+        line = every_second(store, column, self.lanes)
+        if not line or not outer:
+            return line or (element.around(*stores),)
+        return (replace(element, loops=tuple(outer)).around(*line),)
 
     def at_end(self, statement: Statement, group: int = 0) -> tuple[Statement, ...]:
         """Return the statement for the last slice of a depth that ends inside a group only. group:
