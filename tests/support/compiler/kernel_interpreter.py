@@ -362,13 +362,13 @@ class _Group:
         if node.op == "pack":
             return np.concatenate(sources, 1)
         if node.op == "shuffle":
-            return np.concatenate(sources, 1)[:, node.arg]
+            return np.concatenate(sources, 1)[:, list(node.arg)]
         if node.op == "compress":
             first = np.argsort(~sources[1], 1, kind="stable")  # lanes that are chosen come first
             taken = np.take_along_axis(np.where(sources[1], sources[0], 0), first, 1)
-            return taken.astype(sources[0].dtype)
+            return np.asarray(taken, sources[0].dtype)
         if node.op == "count":
-            return sources[0].sum(1, keepdims=True).astype(node.dtype.name)
+            return np.asarray(sources[0].sum(1, keepdims=True), node.dtype.name)
         if node.op == "broadcast":
             return np.repeat(sources[0], node.lanes, 1)
         if node.op == "gate":
