@@ -99,8 +99,12 @@ class Lines:
             total = self.new(f"add nsw {kind} {base}, {index.constant}")
         else:
             total = self._sum(index)
-        self.scopes[-1][index] = total
+        self.holder(index)[index] = total
         return total
+
+    def holder(self, *indices: Index) -> dict[object, str]:
+        """Return where results of indices are kept."""
+        return self.scopes[-1]
 
     def _sum(self, index: Index) -> str:
         kind = self.index_type
@@ -146,7 +150,7 @@ class Lines:
                 quotient = self.new(f"sdiv {kind} {inner}, {divisor}")
                 down = self.new(f"sub {kind} {quotient}, 1")
                 result = self.new(f"select i1 {negative}, {kind} {down}, {kind} {quotient}")
-        self.scopes[-1][atom] = result
+        self.holder(atom.value)[atom] = result
         return result
 
     def opaque(self, atom: Opaque) -> str:
@@ -161,11 +165,11 @@ class Lines:
         for condition in conditions:
             test = self.new(f"icmp sge {self.index_type} {self.index(condition)}, 0")
             result = test if result == "true" else self.new(f"and i1 {result}, {test}")
-        self.scopes[-1]["conditions", conditions] = result
+        self.holder(*conditions)["conditions", conditions] = result
         return result
 
     def _find(self, key: object) -> str | None:
-        for scope in self.scopes:
+        for scope in (*self.scopes, self.shared, self.private):
             if key in scope:
                 return scope[key]
         return None
@@ -266,11 +270,11 @@ class Lines:
                 offset = self.new(f"xor {kind} {offset}, {chunk}")
             else:
                 offset = str(int(offset) ^ int(offset) >> 3 & _CHUNK_BITS)
-            self.scopes[-1]["exchanged", rest] = offset
+            self.holder(rest)["exchanged", rest] = offset
         whole = index - rest
         if not whole.is_constant or whole.constant:
             offset = self.new(f"add {kind} {offset}, {self.index(whole * size)}")
-            self.scopes[-1]["exchanged", index] = offset
+            self.holder(index)["exchanged", index] = offset
         return offset
 
 

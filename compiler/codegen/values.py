@@ -15,8 +15,8 @@ from ugpu.compiler.codegen.instructions.float8 import from_float8, to_float8
 from ugpu.compiler.codegen.instructions.matrix import matrix_product, shared_matrices
 from ugpu.compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
 from ugpu.compiler.dtype import DType, bfloat16, bool_, float16, float32, float64
-from ugpu.compiler.expression.algebra import Index, Opaque
-from ugpu.compiler.expression.lookup import Lookup
+from ugpu.compiler.expression.algebra import Index, Opaque, Range
+from ugpu.compiler.expression.lookup import Lookup, atoms, looked_up_in
 from ugpu.compiler.expression.table import Table
 from ugpu.compiler.expression.value import Load, Memory, Value
 from ugpu.compiler.float8 import encode
@@ -100,6 +100,14 @@ class Values(Lines):
             return self.new(f"zext {kind} {text} to {self.index_type}")
         return self._resize(text, kind, self.index_type)
 
+    def holder(self, *indices: Index) -> dict[object, str]:
+        """Return the results that are valid as long as what the indices look up."""
+        if all(isinstance(atom, Range) for index in indices for atom, _ in index.terms):
+            return self.scopes[-1]
+        looked_up = [atom.source for index in indices for atom in atoms(index)
+                     if isinstance(atom, Lookup)]  # fmt: skip
+        return self._kept(max(map(self._class, looked_up), default=PURE))
+
     # ---- values --------------------------------------------------------------------------------
 
     def value(self, root: Value) -> str:
@@ -120,7 +128,10 @@ class Values(Lines):
         return known
 
     def _holder(self, node: Value) -> dict[object, str]:
-        kind = self._class(node)
+        return self._kept(self._class(node))
+
+    def _kept(self, kind: int) -> dict[object, str]:
+        """Return the results of a class."""
         if kind == PURE:
             return self.scopes[-1]
         return self.shared if kind == SHARED else self.private
@@ -139,6 +150,8 @@ class Values(Lines):
                     kind = PRIVATE
             elif node.op == "const" and node.lanes == 1:
                 self.scopes[0][id(node)] = literal(node.arg, node.dtype)
+            for source in looked_up_in(node):
+                kind = max(kind, self._class(source))
             self.classes[id(node)] = kind
             self.kept.append(node)
         return kind
@@ -198,6 +211,13 @@ class Values(Lines):
             given_kind = element_type(dtype, node.sources[0].lanes)
             pair = f"{given_kind} {sources[0]}, {given_kind} {sources[1]}"
             return self.new(f"shufflevector {pair}, <{node.lanes} x i32> <{mask}>")
+        if op == "compress":
+            return self._compressed(node, sources, kind)
+        if op == "count":
+            given_kind, bits = element_type(bool_, node.sources[0].lanes), node.sources[0].lanes
+            text = self.new(f"bitcast {given_kind} {sources[0]} to i{bits}")
+            wide = text if kind == f"i{bits}" else self.new(f"zext i{bits} {text} to {kind}")
+            return self.intrinsic("ctpop", kind, [wide])
         if op == "cast":
             (given_node,) = node.sources
             return self._cast(sources[0], given_node.dtype, dtype, node.lanes, given_node)
@@ -231,6 +251,18 @@ class Values(Lines):
         name, wide = "llvm.x86.avx512bf16.cvtneps2bf16.512", "<16 x bfloat>"
         result = self.call(name, wide, [("<16 x float>", text)])
         return self.new(f"bitcast {wide} {result} to <16 x i16>")
+
+    def _compressed(self, node: Value, sources: list[str], kind: str) -> str:
+        """LLVM Language Reference, "llvm.experimental.vector.compress": one instruction with
+        AVX-512 (of 16 bits and less with VBMI2), elsewhere a store for each lane. Of integers:
+        LLVM 22 ends the process for floats without that instruction."""
+        lanes, bits = node.lanes, 8 * node.dtype.itemsize
+        wide, test = f"<{lanes} x i{bits}>", element_type(bool_, lanes)
+        text = sources[0] if kind == wide else self.new(f"bitcast {kind} {sources[0]} to {wide}")
+        name = f"llvm.experimental.vector.compress.v{lanes}i{bits}"
+        arguments = [(wide, text), (test, sources[1]), (wide, "zeroinitializer")]
+        result = self.call(name, wide, arguments)
+        return result if kind == wide else self.new(f"bitcast {wide} {result} to {kind}")
 
     def _vector(self, node: Value, sources: list[str], kind: str) -> str:
         scalar = element_type(node.dtype)

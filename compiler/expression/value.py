@@ -68,6 +68,8 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "pack": (None, "free"),  # scalars to a vector
     "broadcast": (1, "free"),  # a scalar to all lanes
     "shuffle": (2, "free"),  # arg: for each lane, the lane of the two vectors side by side
+    "compress": (2, "compress"),  # a vector's lanes where the bools hold, in order; then zeros
+    "count": (1, "count"),  # of the lanes of a vector of bools that hold
     "where": (3, "where"),
     "add": (2, "same"),
     "sub": (2, "same"),

@@ -14,6 +14,9 @@ from ugpu.compiler.graph.node import Kind, Node, Trace
 from ugpu.compiler.pattern import cost
 
 HELD = 4096  # elements of the longest row that a kernel sorts in its own memory
+ONCE = 8  # bits of keys that a kernel sorts by one digit, without memory of its own
+NEAR = 32768  # of the longest row of values, or sorted by one digit: 512 KB on the stack
+BEHIND = 256  # elements behind a row in the memory in which it is sorted
 KEPT = 8192  # elements among which a kernel selects in its own memory
 
 _IDENTITY = {"sum": 0, "prod": 1, "or": False, "and": True}
@@ -70,21 +73,16 @@ Kind("scan", expressed, lowerings={"host": "ugpu.compiler.kernel.host.scan"}, st
 
 
 def sort(source: Node, bits: int) -> Node:
-    """Return the lower halves of rows of uint64 as uint32, ordered by the bits 32 to 32 + bits.
+    """Return the lower halves of rows of uint64 as int64, ordered by the bits 32 to 32 + bits.
     The lower halves must rise along each row, so that the sort is stable. A node for long rows has
     uint64 and an extra axis of size 2 before the last: the first of the two is sorted, the other
     undefined."""
-    if source.shape[-1] <= HELD:
-        return Node("sort", uint32, source.shape, (source,), (bits, len(source.shape) - 1))
-    return cast(_halved("sort", source, bits), uint32)
-
-
-def _halved(op: str, source: Node, what: int | bool) -> Node:
-    """Return the first half of a node that alternates between two arrays."""
+    if source.shape[-1] <= HELD or bits <= ONCE:
+        return Node("sort", int64, source.shape, (source,), (bits, len(source.shape) - 1))
     *rows, size = source.shape
-    found = Node(op, source.dtype, (*rows, 2, size), (source,), (what, len(rows) + 1))
+    found = Node("sort", source.dtype, (*rows, 2, size), (source,), (bits, len(rows) + 1))
     first = [(0, count) for count in rows] + [(0, 1), (0, size)]
-    return reshape(shrink(found, first), source.shape)
+    return cast(cast(reshape(shrink(found, first), source.shape), uint32), int64)
 
 
 Kind("sort", expressed, lowerings={"host": "ugpu.compiler.kernel.host.sorting.places"}, stored=True)
@@ -92,15 +90,32 @@ Kind("sort", expressed, lowerings={"host": "ugpu.compiler.kernel.host.sorting.pl
 
 def sort_values(source: Node, descending: bool) -> Node:
     """Return rows in order, NaN as the largest; equal elements keep their order, as their bits may
-    differ. Only hosts lower it. Long rows are like those of `sort`."""
-    along = len(source.shape) - 1
-    if source.shape[-1] > HELD:
-        return _halved("sort values", source, descending)
-    return Node("sort values", source.dtype, source.shape, (source,), (descending, along))
+    differ. Only hosts lower it. A node for long rows has two rows of `room` elements for each: the
+    first of the two is sorted, what is behind it is undefined."""
+    *rows, size = source.shape
+    if size <= NEAR:
+        return Node("sort values", source.dtype, source.shape, (source,), descending)
+    found = Node("sort values", source.dtype, (*rows, 2 * room(size)), (source,), descending)
+    return shrink(found, [*((0, count) for count in rows), (0, size)])
+
+
+def room(size: int) -> int:
+    """Return the elements of memory for one row that is sorted."""
+    return size + BEHIND
+
+
+def _sorted_values(trace: Trace, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+    (source,) = node.sources
+    own = tuple(at[-1].ranges())
+    along = own[0]
+    if node.shape != source.shape:
+        along = Range(f"k{trace.number()}_0", source.shape[-1])
+    body = trace.value(source, (*at[:-1], along.index()), valid)
+    return value("along", node.dtype, (body,), (node.op, (node.arg, along), own))
 
 
 Kind(
-    "sort values", expressed, stored=True,
+    "sort values", _sorted_values, stored=True,
     lowerings={"host": "ugpu.compiler.kernel.host.sorting.values"},
 )  # fmt: skip
 

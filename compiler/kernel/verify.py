@@ -47,7 +47,10 @@ from ugpu.compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
 
 UNLOWERED = frozenset(("reduce", "along", "function", "number", "results"))
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
-               "shuffle", "dot2", "dot4", "narrow", "matrix", "exchange", "matrices")  # fmt: skip
+               "shuffle", "compress", "dot2", "dot4", "narrow", "matrix", "exchange",
+               "matrices")  # fmt: skip
+# operations whose lanes differ from their sources'
+MIXED = ("extract", "pack", "broadcast", "shuffle", "count", "dot2", "dot4", "matrix")
 WHOLE_WAVES = ("matrix", "exchange", "matrices")  # operations of all threads of a wave together
 GIVEN = ("global", "by_value")  # spaces of parameters
 GROUP = 128  # threads that share a GroupProduct
@@ -344,7 +347,7 @@ class _Checker:
             known = len(node.arg) == node.lanes and all(0 <= lane < among for lane in node.arg)
             known = known and node.sources[0].lanes == node.sources[1].lanes
             _require(known, "a shuffle chooses among its sources' lanes", node)
-        if node.op not in ("extract", "pack", "broadcast", "shuffle", "dot2", "dot4", "matrix"):
+        if node.op not in MIXED:
             same = all(s.lanes == node.lanes for s in node.sources)
             _require(same, "sources have the result's lanes", node)
         self.types(node, rule)
@@ -367,6 +370,14 @@ class _Checker:
         if rule == "where":
             _require(kinds[0] is bool_, "where chooses by a bool", node)
             _require(kinds[1] is kinds[2] is node.dtype, "where keeps the type", node)
+        elif rule == "compress":
+            _require(kinds[1] is bool_, "bools choose a vector's lanes", node)
+            kept = kinds[0] is node.dtype and node.dtype is not bool_
+            _require(kept, "lanes that are chosen keep their type", node)
+        elif rule == "count":
+            known = kinds[0] is bool_ and node.dtype.is_integer and node.lanes == 1
+            most = node.dtype.bits
+            _require(known and node.sources[0].lanes <= most, "a count of bools", node)
         elif rule == "matrix" or rule in VECTORS:
             types, lanes = self.vectors(node)
             found = [source.lanes for source in node.sources]

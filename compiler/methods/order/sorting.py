@@ -174,7 +174,7 @@ class Sorting(Running):
         """Return the places in the order of these keys of `bits` bits."""
         places = self._counted(self.shape[-1], self.ndim - 1).cast(uint64)
         packed = (self.cast(uint64) << 32) | places
-        return self._new(graph.sort(packed.node, bits)).cast(int64)
+        return self._new(graph.sort(packed.node, bits))
 
     def _at(self, places: Self) -> Self:
         """Return the elements at places of the last axis; the places must be in range."""

@@ -21,6 +21,7 @@ RULES = (*HOST, *NARROW, *GPU)
 
 # module: constants, the test file that crosses them
 ELSEWHERE = {
+    "graph.along": ("ONCE NEAR BEHIND", "test_compiler_quicksort.py"),
     "graph.attention": ("KEYS LANES UNIT", "test_gradients_attention.py"),
     "kernel.attention.gradients": ("VECTORS", "test_gradients_attention.py"),
     "kernel.attention.gpu": (
@@ -39,6 +40,10 @@ ELSEWHERE = {
         "test_compiler_sorting.py",
     ),
     "kernel.host.sorting.digits": ("DIGIT WIDE LONG", "test_compiler_sorting.py"),
+    "kernel.host.sorting.quicksort": (
+        "PIECE WAITING STEPS SAMPLES LIMIT MORE",
+        "test_compiler_quicksort.py",
+    ),
     "kernel.host.windows": ("GROUPS MOST BESIDE", "test_host_windows.py"),
     "kernel.host.products.along": ("VECTORS ABREAST", "test_host_dots.py"),
     "kernel.host.products.sides": ("NARROW", "test_compiler_products.py"),
@@ -89,7 +94,8 @@ NO_SIZES = {
     "kernel.host.fourier.turns": "PASS",
     "kernel.host.sorting.places": "LOW",
     "kernel.host.sorting.selection": "ZERO NUMBERS",
-    "kernel.host.sorting.values": "SOME TOTAL WHOLE WHOLE_BITS",
+    "kernel.host.sorting.keys": "SOME TOTAL WHOLE WHOLE_BITS",
+    "kernel.host.sorting.quicksort": "ZERO NUMBERS LEFT",
     "kernel.host.products.packing": "AHEAD",
     "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS LEFT",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler.expression.algebra import Index, Validity
+from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Load, Memory, Value, walk
 from ugpu.compiler.float8 import FORMATS
 from ugpu.compiler.kernel.ir import (
@@ -139,7 +140,12 @@ class _Group:
         self.at: list[dict[str, Any]] = []  # where each of them was begun
 
     def index(self, index: Index) -> Array:
-        return np.broadcast_to(np.asarray(index.evaluate(self.ranges)), (self.threads,))
+        places = self.ranges
+        looked_up = [atom for atom in atoms(index) if isinstance(atom, Lookup)]
+        if looked_up:
+            numbers = {a.key: self.value(a.source)[:, 0].astype(np.int64) for a in looked_up}
+            places = places | {a.key: numbers[a.key].clip(0, a.high) for a in looked_up}
+        return np.broadcast_to(np.asarray(index.evaluate(places)), (self.threads,))
 
     def holds(self, conditions: Validity) -> Array:
         held = np.ones(self.threads, bool)
@@ -355,6 +361,14 @@ class _Group:
             return sources[0][:, node.arg : node.arg + 1]
         if node.op == "pack":
             return np.concatenate(sources, 1)
+        if node.op == "shuffle":
+            return np.concatenate(sources, 1)[:, list(node.arg)]
+        if node.op == "compress":
+            first = np.argsort(~sources[1], 1, kind="stable")  # lanes that are chosen come first
+            taken = np.take_along_axis(np.where(sources[1], sources[0], 0), first, 1)
+            return np.asarray(taken, sources[0].dtype)
+        if node.op == "count":
+            return np.asarray(sources[0].sum(1, keepdims=True), node.dtype.name)
         if node.op == "broadcast":
             return np.repeat(sources[0], node.lanes, 1)
         if node.op == "gate":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ugpu.compiler.dtype import int64
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.lookup import lookup
-from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load
+from ugpu.compiler.expression.value import Memory, Value, binary, const, load
 from ugpu.compiler.kernel.host.nest import filled
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 
@@ -22,17 +22,17 @@ Place = tuple[Memory, Index]
 
 def by_digits(
     bits: int, size: int, read: Read, key: Callable[[Value], Value],
-    places: tuple[Place, Place, Place],
+    places: tuple[Place, Place, Place], result: Callable[[Value], Value] = lambda element: element,
 ) -> tuple[tuple[Memory, ...], list[Statement]]:  # fmt: skip
     """Return local memories and the steps that sort `size` elements. key: of an element, an
     unsigned integer of `bits` bits. places: where elements are after the last pass, after the one
-    before it, and before that; the first may have a type that elements are cast to, then the last
-    is another one."""
+    before it, and before that. result: of an element, what the last pass stores; if it has another
+    type, the first and the last place differ."""
     passes = -(-bits // (DIGIT if size < LONG else WIDE))
     width = -(-bits // passes)
     digits = 1 << width
     counts = Memory("counts", int64, passes * digits, "local")
-    total, held = (Memory(name, int64, 1, "register") for name in ("total", "held"))
+    total, held = (Memory(name, int64, 1, "register") for name in ("first", "number"))
     zero, one = constant(0), const(1, int64)
 
     def counter(element: Value, number: int) -> Index:
@@ -62,7 +62,7 @@ def by_digits(
         to = counter(element, number)
         there = load(counts, to)
         move = (
-            Store(memory, first + lookup(there, size), cast(element, memory.dtype)),
+            Store(memory, first + lookup(there, size), element if left else result(element)),
             Store(counts, to, binary("add", there, one)),
         )
         steps += [Store(total, zero, const(0, int64)), Loop(digit, begins), Loop(each, move)]

@@ -102,14 +102,17 @@ class Network:
             rest = self._range(self.room - self.size)
             beyond = row.index() * self.room + self.size + rest.index()
             body.append(Loop(rest, (Store(self.rows, beyond, const(math.inf, float64)),)))
-        steps = [Loop(row, tuple(body), left), self._turned(back=False), *self.exchanges()]
-        steps.append(self._turned(back=True))
+        steps = [Loop(row, tuple(body), left), *self.sorted_rows()]
         row, each = self._range(self.lanes), self._range(self.size)
         at = row.index() * self.room + each.index()
         bits = value("bitcast", uint64, (load(self.rows, at),))
         found = cast(binary("and", bits, const((1 << PLACE) - 1, uint64)), output.dtype)
         result = Store(output, place(row.index(), each.index()), found)
         return [*steps, Loop(row, (Loop(each, (result,)),), left)]
+
+    def sorted_rows(self) -> list[Statement]:
+        """Return the steps that sort the rows."""
+        return [self._turned(back=False), *self.exchanges(), self._turned(back=True)]
 
     def exchanges(self) -> list[Statement]:
         """Return the steps that sort the columns."""

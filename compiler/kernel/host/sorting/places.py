@@ -12,14 +12,15 @@ the last one written.
 
 from __future__ import annotations
 
-from ugpu.compiler.dtype import float64, uint32, uint64
+from ugpu.compiler.dtype import float64, int64, uint32, uint64
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
+from ugpu.compiler.graph.along import NEAR, ONCE
 from ugpu.compiler.kernel.host.loops import rows_of
-from ugpu.compiler.kernel.host.sorting.digits import DIGIT, Read, by_digits
+from ugpu.compiler.kernel.host.sorting.digits import Read, by_digits
 from ugpu.compiler.kernel.host.sorting.network import LANES, LONGEST, Network
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.kernels import kernel_of
@@ -39,7 +40,7 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
     outer = computation.ranges[: -2 if long else -1]
     body = ops.expand(computation.value.sources[0])
     lanes = target.vector_bytes // uint64.itemsize
-    once = bits <= DIGIT and size > SHORT  # one pass by digits
+    once = bits <= ONCE and size > SHORT  # one pass by digits
     if size <= LONGEST and LANES <= lanes <= 2 * elements(outer) and not once:
         return _side_by_side(computation, lanes, body)
     rows = max(1, CHUNK // size)
@@ -57,13 +58,33 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
         local, steps = by_digits(bits, size, read, key, (last, before, last))
     elif size <= SHORT:
         local, steps = _by_pairs(output, size, row * size, read)
+    elif once and size <= NEAR:  # where they go is far from a cache, unless it is in order
+        places = Memory("places", uint32, size, "local")
+        last = places, constant(0)
+        local, steps = by_digits(bits, size, read, key, (last, last, last), _narrow)
+        each = Range("p", size)
+        place = cast(load(places, each.index()), int64)
+        steps.append(Loop(each, (Store(output, row * size + each.index(), place),)))
+        local = (places, *local)
     else:
-        halves = tuple(Memory(name, uint64, size, "local") for name in ("even", "odd"))
-        even, odd = ((each, constant(0)) for each in halves)
-        local, steps = by_digits(bits, size, read, key, ((output, row * size), even, odd))
+        last = output, row * size
+        halves = () if once else tuple(
+            [Memory(name, uint64, size, "local") for name in ("even", "odd")]
+        )  # fmt: skip
+        even, odd = (last, last) if once else ((each, constant(0)) for each in halves)
+        local, steps = by_digits(bits, size, read, key, (last, even, odd), _place)
         local = (*halves, *local)
     loop = Loop(Range("r", rows), tuple(steps), bound)
     return kernel_of(computation, local, grid, 1, (loop,))
+
+
+def _place(key: Value) -> Value:
+    """Return the place beside a key."""
+    return cast(_narrow(key), int64)
+
+
+def _narrow(key: Value) -> Value:
+    return cast(key, uint32)
 
 
 def _side_by_side(computation: Computation, lanes: int, body: Value) -> Kernel:
@@ -113,6 +134,5 @@ def _by_pairs(
         rest = range(whole * TOGETHER, size)
         steps.append(count([constant(place) for place in rest], "i2"))
     to = lookup(load(ranks, last.index()), size)
-    lower = cast(load(keys, last.index()), uint32)
-    steps.append(Loop(last, (Store(output, start + to, lower),)))
+    steps.append(Loop(last, (Store(output, start + to, _place(load(keys, last.index()))),)))
     return (keys, ranks), steps

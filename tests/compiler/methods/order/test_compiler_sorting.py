@@ -149,11 +149,12 @@ def test_values_alone(cpu: Device, dtype: str, rows: int, size: int, down: bool)
     assert values.numpy().tobytes() == np.take_along_axis(array, wanted, 1).tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "uint64"])
+@pytest.mark.parametrize("dtype", ["float32", "uint64", "uint8"])
 def test_rows_too_long_for_the_stack(
     cpu: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(along, "HELD", 100)
+    monkeypatch.setattr(along, "NEAR", 100)
     array = numbers(np.random.default_rng(8), (2, 301), dtype)
     values, order = Tensor(array, device=cpu).sort(descending=True)
     assert np.array_equal(order.numpy(), falling(array, 1))
