@@ -399,7 +399,7 @@ class Packing:
             Store(memory, place * self.together + step, each) for step, each in enumerate(values)
         )
 
-    def copied(self, element: Walk, stores: tuple[Store, ...]) -> tuple[Statement, ...]:
+    def copied(self, element: Walk, stores: Sequence[Store]) -> tuple[Statement, ...]:
         """Return the loops over elements around stores, or around vectors of them if neighbours are
         two apart in memory (a convolution with a stride)."""
         (*outer, (column, bound)), (store, *others) = element.loops, stores
