@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.compiler.gradients.test_gradients_attention import check
-from tests.support.compiler.poisoned import backwards, poison_locals, poisoned, turn_groups
+from tests.support.compiler.strict.poisoned import backwards, poison_locals, poisoned, turn_groups
 from ugpu import Tensor, hcq
 from ugpu.compiler.numeric import fft
 from ugpu.hcq.device.device import Device

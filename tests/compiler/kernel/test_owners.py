@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.compiler.owners import NONE, Unknown, owners, watch
+from tests.support.compiler.strict.owners import NONE, Unknown, owners, watch
 from tests.support.corpus.operation_corpus import corpus
 from ugpu import hcq
 from ugpu.compiler import Tensor

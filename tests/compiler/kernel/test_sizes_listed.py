@@ -51,7 +51,10 @@ ELSEWHERE = {
     "kernel.host.products.tiles": ("FEW ONCE HIDING FORESEEN", "test_host_rates.py"),
     "kernel.host.rare": ("CHEAP", "test_host_rare.py"),
     "kernel.host.sections": ("LONG MOST", "test_host_sections.py"),
-    "kernel.host.products.amx": ("HEIGHT VECTORS SLICE ONCE LEAST", "test_compiler_amx.py"),
+    "kernel.host.products.amx": (
+        "HEIGHT VECTORS SLICE ONCE LEAST FEWEST SHORTEST UPPER",
+        "test_compiler_amx.py",
+    ),
     "kernel.host.products.winograd": ("WINDOWS AROUND LEAST", "test_compiler_winograd.py"),
     "kernel.nvidia.packed": ("BLOCK WIDEST LINE CHUNK", "test_gpu_bulk.py"),
     "kernel.nvidia.bulk": ("BANDS", "test_gpu_bulk.py"),
