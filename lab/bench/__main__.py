@@ -103,7 +103,8 @@ def main() -> int:
     target.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     history.append(history.BenchRun.of(results), path)
     print(f"written to {target.relative_to(ROOT)}; added to {path}")
-    print(*failed, sep="\n")
+    for line in failed:
+        print(line)
     return int(bool(failed))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.adreno.ir3_machine import CODE, map_code
-from tests.support.adreno.ir3_text import END, c, i, k, r, words
+from tests.support.adreno.ir3_text import END, c, i, k, r, spaced, words
 from tests.support.shader_memory import ArrayMemory
 from ugpu.virtual.adreno.shader import Dispatch, Ending
 from ugpu.virtual.adreno.sp.processors import Processors
@@ -26,7 +26,8 @@ def moved(target: int, constant: int) -> int:
 
 
 def code() -> tuple[bytes, int]:
-    """r2, r3, r4: addresses in a, b and out; and the instructions of a turn."""
+    """r2, r3, r4: addresses in a, b and out; and the instructions of a turn, without those that
+    wait for results."""
     start = [
         i("shl.b", DST=r(1), SRC1=0, SRC2=k(2), FULL=1),
         i("add.u", DST=r(1), SRC1=r(1), SRC2=c(6), FULL=1), moved(r(1, "y"), 7),
@@ -47,8 +48,9 @@ def code() -> tuple[bytes, int]:
         i("sub.u", DST=r(7), SRC1=r(7), SRC2=k(1), FULL=1),
         i("cmps.u", DST=P0, SRC1=r(7), SRC2=k(0), COND=5, FULL=1),
     ]  # fmt: skip
-    body.append(i("br", IMMED=-len(body)))
-    return words(*start, *body, END), len(body)
+    turn = spaced(body)
+    turn.append(i("br", IMMED=-len(turn)))
+    return words(*spaced(start), *turn, END), len(body) + 1
 
 
 def lane_offsets(kind: str) -> NDArray[np.uint32]:

@@ -38,12 +38,13 @@ server.run()
 SERVE_CARD = """
 import sys
 from pathlib import Path
+from ugpu.am.chips.navi31.facts import FACTS
 from ugpu.virtual.amd.bus.served import ServedChip
 from tests.support.amd.am_navi31 import build_chip
 from ugpu.virtual.amd.options import ChipOptions
 from ugpu.virtual.serve.server import Server
 from ugpu.tools.control.serve import write_firmware
-write_firmware(Path(sys.argv[2]))
+write_firmware(FACTS, Path(sys.argv[2]))
 server = Server(sys.argv[1], ServedChip(build_chip(ChipOptions(vram=256 << 20))))
 print("ready", flush=True)
 server.run()
