@@ -97,13 +97,14 @@ def _products(device: Device) -> list[_Product]:
         return Tensor(rng.random(shape, np.float32), device=device)
 
     square, wide, thin = tensor(1024, 1024), tensor(512, 4096), tensor(4096, 64)
-    image, small = tensor(1, 64, 58, 58), tensor(8, 512, 9, 9)
+    image, small = tensor(1, 64, 113, 113), tensor(8, 512, 15, 15)
     works = {
         "matmul 1024": square @ square,
         "matmul 1024 of a transposed": square @ square.transpose(0, 1),
         "matmul 512 x 4096 x 64": wide @ thin,
-        "conv2d 3 x 3, 64 of 56 x 56": image.conv2d(tensor(64, 64, 3, 3)),
-        "conv2d 3 x 3, 8 x 512 of 7 x 7": small.conv2d(tensor(512, 512, 3, 3)),
+        # with a stride of 1 they would have Winograd tiles
+        "conv2d 3 x 3 / 2, 64 of 56 x 56": image.conv2d(tensor(64, 64, 3, 3), stride=2),
+        "conv2d 3 x 3 / 2, 8 x 512 of 7 x 7": small.conv2d(tensor(512, 512, 3, 3), stride=2),
     }
     return [_Product(name, result, device) for name, result in works.items()]
 
