@@ -72,7 +72,7 @@ class Library:
 
     def _load_first(self, names: Sequence[str]) -> None:
         """Load first versions of functions, and of those that they call, as one module: as far as
-        neither version is loaded, and there is no second one on disk."""
+        neither version is loaded, and the disk lacks a second one."""
         group: set[str] = set()
         waiting = list(names)
         while waiting:

@@ -156,7 +156,7 @@ def _names(module: str) -> frozenset[str]:
     """What `from module import` finds: modules in its folder, and all names that its text uses."""
     found: set[str] = set()
     spec = find_spec(module)
-    assert spec is not None, f"there is no module {module}"
+    assert spec is not None, f"expected a module named {module}, found none"
     for folder in spec.submodule_search_locations or ():
         found |= {one.stem for one in Path(folder).iterdir()}
     if spec.origin is not None:

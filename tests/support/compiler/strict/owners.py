@@ -34,12 +34,12 @@ class Unknown(Exception):
 class _Walk:
     """values: of each range, by name, along an axis of its own. stored: the results."""
 
-    values: dict[str, Array]
+    values: dict[str, Any]  # arrays, where an index asks for numbers
     stored: frozenset[Memory]
 
     def at(self, index: Index) -> Array:
         try:
-            return np.asarray(index.evaluate(self.values))  # type: ignore[arg-type]
+            return np.asarray(index.evaluate(self.values))
         except KeyError as error:
             raise Unknown(f"{index} needs {error}") from error
 
