@@ -188,7 +188,7 @@ class Body:
             if text.startswith("{"):
                 items = text[1:-1].split(",")
                 return Vector(tuple([self._remembered(item.strip(), line) for item in items]))
-            end, plain = Token("end", "", line), text[0] == "%" and text[1:].isalnum()
+            end, plain = Token("end", "", line), text[:1] == "%" and text[1:].isalnum()
             outer, self._cursor = self._cursor, Cursor([end] if plain else tokens_of(text, line))
             operand = self._named(end, text) if plain else self._operand()
             self._operands[text] = operand
@@ -225,11 +225,10 @@ class Body:
         modifiers = []
         while cursor.peek.kind == "dot":
             modifiers.append(cursor.next().text[1:])
-        operands = []
-        while not cursor.take(";"):
+        operands = [] if cursor.peek.text == ";" else [self._operand()]
+        while cursor.take(","):
             operands.append(self._operand())
-            if not cursor.take(",") and cursor.peek.text != ";":
-                raise bad(cursor.peek.line, f"expected ';', got {cursor.peek.text!r}")
+        cursor.expect(";")
         self._add(token.line, guard, negated, token.text, modifiers, tuple(operands))
 
     def _operand(self) -> Operand:
@@ -300,11 +299,10 @@ class Body:
 
     def _items(self, end: str) -> tuple[Operand, ...]:
         cursor = self._cursor
-        items: list[Operand] = []
-        while not cursor.take(end):
+        items = [] if cursor.peek.text == end else [self._operand()]
+        while cursor.take(","):
             items.append(self._operand())
-            if not cursor.take(",") and cursor.peek.text != end:
-                raise bad(cursor.peek.line, f"expected ',' or {end!r}")
+        cursor.expect(end)
         return tuple(items)
 
     def _constant(self) -> Operand:

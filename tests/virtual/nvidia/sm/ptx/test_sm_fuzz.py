@@ -101,6 +101,16 @@ def test_numbers_of_thousands_of_digits_are_refused(number: str, line: str) -> N
         parse(_TEXT.replace(".version ", f".version {number}.", 1))
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["add.u32 %r1, , %r2;", "add.u32 %r1, %r2,;", "mov.b64 %rd4, {, %r9};", "mov.b64 %rd4, {%r1,};",
+     "mov.b64 %rd4, {};", "@%p1 mov.b64 %rd4, { };", "mov.b64 %rd4, {%r1|%r2,};", "exit ,;", "ld.global.b32 %r1, [];"],
+)  # fmt: skip
+def test_an_operand_that_is_left_out_is_refused(line: str) -> None:
+    with pytest.raises(BadCodeObject, match="PTX line 20: expected"):
+        parse(_TEXT.replace("bar.sync 0;", line))
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 40))
 def test_damaged_kernels_are_translated_or_refused(seed: int) -> None:
