@@ -21,6 +21,8 @@ from ugpu.compiler.expression.table import Table
 from ugpu.compiler.expression.value import Load, Memory, Value
 from ugpu.compiler.float8 import encode
 
+# of an operation's arg; LLVM makes an fma of a product and a sum that both have "contract"
+_FLAGS = {"reassoc": " reassoc contract", "contract": " contract"}
 _COMPARE = {
     "f": {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"},
     "i": {"lt": "slt", "le": "sle", "eq": "eq", "ne": "ne"},
@@ -284,7 +286,7 @@ class Values(Lines):
         if op in ("lt", "le", "eq", "ne"):
             return self.new(f"fcmp {_COMPARE['f'][op]} {kind} {sources[0]}, {sources[1]}")
         if op in ("add", "sub", "mul", "div"):
-            flags = " reassoc contract" if node.arg == "reassoc" else ""
+            flags = _FLAGS.get(node.arg, "")
             return self.new(f"f{op}{flags} {kind} {sources[0]}, {sources[1]}")
         if op in ("min", "max"):
             return self.extreme(node, sources, kind)

@@ -67,9 +67,13 @@ def total_type(operation: str, dtype: DType) -> DType:
 
 
 def advanced(operation: str, total: Value, element: Value) -> Value:
-    """Return a total of `total_type` with one more element."""
-    keyed = is_keyed(operation, element.dtype)
-    return combine(operation, total, key(element, operation) if keyed else element)
+    """Return a total of `total_type` with one more element. A product of floats that is summed may
+    be rounded together with the sum."""
+    if is_keyed(operation, element.dtype):
+        element = key(element, operation)
+    elif operation == "sum" and element.op == "mul" and element.dtype.is_float:
+        element = value("mul", element.dtype, element.sources, "contract", element.lanes)
+    return combine(operation, total, element)
 
 
 def ended(operation: str, dtype: DType, total: Value) -> Value:

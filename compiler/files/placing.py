@@ -16,9 +16,10 @@ from ugpu.compiler.files.entry import Entry
 from ugpu.compiler.files.source import Source
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.origin import here
-from ugpu.compiler.runtime.memory_pool import ALIGN, Part, Storage
+from ugpu.compiler.runtime.memory_pool import Part, Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.compiler.schedule.group import ALIGN
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument

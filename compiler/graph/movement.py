@@ -221,11 +221,13 @@ def _joined(trace: Trace, node: Node, at: tuple[Index, ...], valid: Validity) ->
 Kind("cat", _joined)
 
 
-def part_of_stored(node: Node) -> tuple[Node, int] | None:
+def part_of_stored(
+    node: Node, is_stored: Callable[[Node], bool] = lambda node: node.storage is not None
+) -> tuple[Node, int] | None:
     """Return the stored node of which a node is one run of elements in row-major order, and the
     place of the first; None if it is not."""
     start = 0
-    while node.storage is None:
+    while not is_stored(node):
         if isinstance(node, Repeated) and not _moves_alone(node):
             return None  # and its graph is not built
         if node.op == "shrink":

@@ -68,14 +68,15 @@ def _shared(group: Group, target: TargetSpec) -> list[Group]:
         return [group]
     made = [Node("contiguous", float32, (count,)) for _ in range(outputs)]
     inputs = (*made, *(group.inputs[place] for place in read))
+    sources = (*made, *(group.sources[place] for place in read))
     return [
         PartGroup(
             made[0], group.inputs, (("parts", pieces), *group.key), False, tuple(made[1:]),
-            whole=group, pieces=pieces, joins=False,
+            bases=group.bases, whole=group, pieces=pieces, joins=False,
         ),
         PartGroup(
             group.root, inputs, (("join", pieces), *group.key),
-            whole=group, pieces=pieces, joins=True,
+            bases=sources, whole=group, pieces=pieces, joins=True,
         ),
     ]  # fmt: skip
 

@@ -136,7 +136,7 @@ class _Run:
     def __init__(self, groups: Sequence[Group], asked: frozenset[int]) -> None:
         self.found: list[Group] = []
         self.known: dict[tuple[Any, ...], Group] = {}
-        self.readers = Counter(id(node) for group in groups for node in group.inputs)
+        self.readers = Counter(id(node) for group in groups for node in group.sources)
         self.asked = asked
         self.makers: dict[int, int] = {}  # by id of a root: the place of its kernel
 
@@ -322,7 +322,8 @@ class _Side:
         key = ("pack", format_value(content), output.count, output.dtype.name)
         memories = tuple((memory.dtype.name, memory.count) for memory in inputs)
         given = tuple(product.input_of(memory) for memory in inputs)
-        return Derived(root, given, (*key, memories), computation=made, own=True)
+        bases = tuple(product.source_of(memory) for memory in inputs)
+        return Derived(root, given, (*key, memories), bases=bases, computation=made, own=True)
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -386,7 +387,7 @@ class _Side:
         made = replace(computation, output=output, place=place)
         root = Node("packed", output.dtype, (output.count,))
         key = ("stored packed", self.layout, tuple(r.size for r in order), *maker.key)
-        return Derived(root, maker.inputs, key, computation=made, own=True)
+        return Derived(root, maker.inputs, key, bases=maker.bases, computation=made, own=True)
 
     def memory(self, place: int) -> Memory:
         """Return the packed array, as the product names it."""
@@ -431,6 +432,10 @@ class _Product:
         """Return the node that a memory of the computation stands for."""
         return self.group.inputs[self.computation.inputs.index(memory)]
 
+    def source_of(self, memory: Memory) -> Node:
+        """Return the stored node of which that node is, or is a part of."""
+        return self.group.sources[self.computation.inputs.index(memory)]
+
     def split(self, sides: Sequence[_Side]) -> None:
         """Add the kernels to the run: packing of factors not packed yet, then the product."""
         given: list[tuple[Group, Value]] = []
@@ -461,5 +466,7 @@ class _Product:
         kept = [memory for memory in self.computation.inputs if memory in used]
         computation = replace(self.computation, inputs=(*given, *kept), value=whole)
         inputs = (*given.values(), *(self.input_of(memory) for memory in kept))
+        bases = (*given.values(), *(self.source_of(memory) for memory in kept))
         key = ("product of packed factors", *self.group.key)
-        return Derived(self.group.root, inputs, key, computation=computation, own=False)
+        root = self.group.root
+        return Derived(root, inputs, key, bases=bases, computation=computation, own=False)

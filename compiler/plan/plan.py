@@ -30,7 +30,8 @@ Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, pla
 @dataclass(frozen=True)
 class Step:
     """A kernel to run. root, inputs: places of nodes. size: bytes of the result. hosted: results
-    that are in host memory."""
+    that are in host memory. starts: for each input, the byte at which the kernel reads it from;
+    empty if that is 0 for all."""
 
     key: tuple[Any, ...]  # Group.key
     root: int
@@ -40,6 +41,7 @@ class Step:
     others: tuple[tuple[int, int], ...] = ()  # further results: place, and bytes
     over: tuple[tuple[int, int], ...] = ()  # results, and the inputs whose memory they are in
     hosted: frozenset[int] = frozenset()
+    starts: tuple[int, ...] = ()
 
     @property
     def results(self) -> tuple[int, ...]:
@@ -156,7 +158,7 @@ def last_uses(steps: Sequence[Step]) -> dict[int, int]:
 
 
 def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:
-    inputs = tuple(places[id(node)] for node in group.inputs)
+    inputs = tuple(places[id(node)] for node in group.sources)
     others = tuple((places[id(node)], node.size * node.dtype.itemsize) for node in group.others)
     size = group.root.size * group.root.dtype.itemsize
     target = None
@@ -168,7 +170,7 @@ def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:
         (places[id(node)], places[id(old)])
         for node, old in zip(roots, group.over, strict=False) if old is not None
     ])  # fmt: skip
-    return Step(group.key, place, inputs, size, target, others, over, hosted)
+    return Step(group.key, place, inputs, size, target, others, over, hosted, group.starts)
 
 
 # ---- calls of nested functions -----------------------------------------------------------------
@@ -238,6 +240,7 @@ def _moved(step: Step, there: Mapping[int, int]) -> Step:
         tuple([(there[place], size) for place, size in step.others]),
         tuple([(there[result], there[old]) for result, old in step.over]),
         frozenset([there[place] for place in step.hosted]),
+        step.starts,
     )
 
 

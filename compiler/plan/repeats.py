@@ -337,4 +337,6 @@ def _moved(step: Step, first: int, by: int) -> Step:
     inputs = tuple([there(place) for place in step.inputs])
     over = tuple([(there(place), there(old)) for place, old in step.over])
     hosted = frozenset(map(there, step.hosted))
-    return Step(step.key, there(step.root), inputs, step.size, target, others, over, hosted)
+    return Step(
+        step.key, there(step.root), inputs, step.size, target, others, over, hosted, step.starts
+    )

@@ -7,9 +7,10 @@ from typing import Any
 
 from ugpu.compiler.dtype import DType, as_dtype, require
 from ugpu.compiler.graph.node import Node, Shape
-from ugpu.compiler.runtime.memory_pool import ALIGN, MemoryPool, Storage
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.compiler.schedule.group import ALIGN
 from ugpu.hcq.device.device import owner_of
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.work.buffer import Buffer

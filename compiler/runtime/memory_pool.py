@@ -16,7 +16,6 @@ from ugpu.hcq.state.memory import MemoryUse, Placement
 from ugpu.hcq.work.buffer import Buffer
 
 KEEP = 512 << 20  # bytes of unused buffers kept per device
-ALIGN = 256  # bytes: alignment that kernels assume for every parameter (compiler.codegen)
 Place = tuple[int, int]  # memory of a device: the id of its core, and an address
 
 

@@ -48,7 +48,7 @@ from ugpu.compiler.runtime.kernels.ahead import planners
 from ugpu.compiler.runtime.kernels.programs import KernelRecord, Loaded, Programs, listeners
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.launches import for_all, launch, word_of
-from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Part, Storage
 from ugpu.compiler.runtime.opened import Opened
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.scratch import Scratch
@@ -304,15 +304,16 @@ class Runtime:
                 ]
                 made.update(zip(step.results[1:], beside, strict=True))
                 given = [*beside, *given]
+            read = given if not step.starts else _from(given, step.starts)
             if prepared is not None:
-                addresses += map(word_of, (storage, *given))
+                addresses += map(word_of, (storage, *read))
             elif told and part is None:
                 written = [*renewed.values(), *([] if step.target is None else [storage])]
-                times = self._timed(loaded, [storage, *given], written)
+                times = self._timed(loaded, [storage, *read], written)
                 for timed in told:
                     timed(number, times)
             else:
-                launch(queue, loaded, [storage, *given], part)
+                launch(queue, loaded, [storage, *read], part)
             if recording is not None:
                 written = [*renewed.values(), *([] if step.target is None else [storage])]
                 recording.launched(step.key, storage, given, written)
@@ -336,6 +337,15 @@ class Runtime:
             if recording is not None and nodes[place].storage is None:
                 recording.settling(nodes[place], storage, new=place not in assigned)
             nodes[place].settle(storage)
+
+
+def _from(given: Sequence[Storage | ByValue], starts: Sequence[int]) -> Sequence[Storage | ByValue]:
+    """Return a kernel's arguments, the last of which are its inputs, from these bytes on."""
+    first = len(given) - len(starts)
+    return [
+        Part(each, start, each.size - start) if start and isinstance(each, Storage) else each
+        for each, start in zip(given, (*(0,) * first, *starts), strict=True)
+    ]
 
 
 def _given(node: Node) -> Storage | ByValue:

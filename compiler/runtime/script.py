@@ -54,15 +54,20 @@ class Script:
         self.next: Storage | None = None  # memory for the next result
         addresses: list[int] = []
         slots: list[list[int]] = [[] for _ in sources]  # where each source's address is
+        moved: dict[tuple[int, int], list[int]] = {}  # the same of a source's byte
         for step in steps:
-            for place in (step.root, *step.inputs):
+            starts = step.starts or (0,) * len(step.inputs)
+            for place, start in zip((step.root, *step.inputs), (0, *starts), strict=True):
                 if place in sources:
-                    slots[sources.index(place)].append(len(addresses))
+                    number = sources.index(place)
+                    of = moved.setdefault((number, start), []) if start else slots[number]
+                    of.append(len(addresses))
                 held = self.scratch.get(place)
-                addresses.append(numbers.get(place, 0) if held is None else held.address)
+                addresses.append(numbers.get(place, 0) if held is None else held.address + start)
         result = len(addresses) - 1 - len(steps[-1].inputs)
+        self.moved = tuple(moved)
         queue = pool.core.driver.hardware_queues(QueueKind.COMPUTE)[0]
-        self.repetition = queue.repetition(prepared, addresses, [[result], *slots])
+        self.repetition = queue.repetition(prepared, addresses, [[result], *slots, *moved.values()])
 
     @staticmethod
     def fits(plan: Plan, nodes: int, recipe: Recipe) -> bool:
@@ -94,6 +99,7 @@ class Script:
                     numbers.append(stored.word)
                 else:
                     return False
+            numbers += [numbers[number] + start for number, start in self.moved]
             result, self.next = self.next or self.pool.take(self.size), None
             self.repetition.submit(result.address, *numbers)
             if self.repetition.at_once and root.recipe is not None:

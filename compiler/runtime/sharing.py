@@ -18,8 +18,9 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.runtime.lent import lend
-from ugpu.compiler.runtime.memory_pool import ALIGN, Storage
+from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.upload import TYPES
+from ugpu.compiler.schedule.group import ALIGN
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import NotShared
 from ugpu.hcq.work.dlpack import HOST, VERSIONED, marked

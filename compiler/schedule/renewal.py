@@ -27,7 +27,7 @@ def renew(groups: Sequence[Group], free: Set[int], stored: Set[int]) -> list[Gro
     that may be overwritten."""
     last: dict[int, int] = {}
     for number, group in enumerate(groups):
-        last |= {id(node): number for node in group.inputs}
+        last |= {id(node): number for node in group.sources}
     return [
         _renewed(group, {key for key in free if last.get(key) == number}, stored)
         for number, group in enumerate(groups)
@@ -49,7 +49,7 @@ def _renewed(group: Group, free: Set[int], stored: Set[int]) -> Group:
     first, *others = order
     made = make_group(first, stored, False, tuple(others))
     over = tuple([old.get(id(root)) for root in order])
-    places = {id(node): place for place, node in enumerate(made.inputs)}
+    places = {id(node): place for place, node in enumerate(made.sources)}
     names = tuple([-1 if each is None else places[id(each)] for each in over])
     return replace(made, key=(*made.key, ("over", *names)), over=over)
 
@@ -60,7 +60,7 @@ def _order(group: Group, computation: Computation, old: dict[int, Node]) -> list
     if computation.reductions or any(node.op == "along" or node.arg == RARE for node in nodes):
         return None
     memories = {
-        id(node): memory for node, memory in zip(group.inputs, computation.inputs, strict=True)
+        id(node): memory for node, memory in zip(group.sources, computation.inputs, strict=True)
     }
     replaced = {memories[id(node)] for node in old.values()}
     reads = [node.arg for node in nodes if node.op == "load" and node.arg.memory in replaced]

@@ -73,19 +73,19 @@ class _Joins:
     def _enter(self, group: Group, slot: int) -> None:
         for node in group.roots:
             self.maker[id(node)] = slot
-        for node in group.inputs:
+        for node in group.sources:
             self.readers.setdefault(id(node), set()).add(slot)
 
     def add(self, group: Group, slot: int) -> None:
         """Add a group that later ones may join."""
         self.open.add(slot)
-        for node in group.inputs:
+        for node in group.sources:
             self.kept.setdefault(id(node), []).append(slot)
 
     def near(self, group: Group) -> list[int]:
         """Return slots of open groups that make or read a large part of a group's input."""
         found: dict[int, None] = {}
-        for node in group.inputs:
+        for node in group.sources:
             if node.size >= group.root.size:
                 made = self.maker.get(id(node))
                 if made is not None and made in self.open:
@@ -97,7 +97,7 @@ class _Joins:
         """Return the slot where both can run: that of the first, if everything that the second
         reads is made by then; that of the second, if nothing reads the first's results in between;
         otherwise None."""
-        made = [self.maker.get(id(node), -1) for node in second.inputs]
+        made = [self.maker.get(id(node), -1) for node in second.sources]
         if all(slot <= early for slot in made):
             return early
         between = (slot for node in first.roots for slot in self.readers.get(id(node), ()))
@@ -105,7 +105,7 @@ class _Joins:
 
     def move(self, joined: Group, target: int) -> None:
         """Merge the groups of `joined` into one, in slot `target`."""
-        for node in joined.inputs:
+        for node in joined.sources:
             self.kept.setdefault(id(node), []).append(target)
         self.open.add(target)
         self._enter(joined, target)
@@ -114,7 +114,7 @@ class _Joins:
 def _is_large(group: Group, stored: set[int]) -> bool:
     """Return whether a kernel is surely a product: it works on more elements than it reads or
     writes."""
-    most = max(group.root.size, *(node.size for node in group.inputs), 1)
+    most = max(group.root.size, *(node.size for node in group.sources), 1)
     return any(
         node.op == "reduce" and node.sources[0].size > most for node in members(group.root, stored)
     )
@@ -123,7 +123,7 @@ def _is_large(group: Group, stored: set[int]) -> bool:
 def _joined(one: Group, two: Group, stored: set[int]) -> Group | None:
     """Return the group of both, or None. `two` comes later than `one`."""
     roots = (*one.roots, *two.roots)
-    if len(roots) > MOST or any(r.op == "contiguous" and r in two.inputs for r in one.roots):
+    if len(roots) > MOST or any(r.op == "contiguous" and r in two.sources for r in one.roots):
         return None  # (contiguous requests two kernels)
     joined = make_group(roots[0], stored, False, roots[1:])
     found = _known.get(joined.key)

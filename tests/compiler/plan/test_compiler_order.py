@@ -67,7 +67,7 @@ def shuffled(groups: list[Group], data: st.DataObject) -> list[Group]:
 
 
 def _sources(group: Group) -> set[int]:
-    return {id(node) for node in group.inputs}
+    return {id(node) for node in group.sources}
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -87,10 +87,11 @@ def check(made: corpus_ptx.Program, chip: str, run: Launch = launch) -> None:
             arrays[step.outputs[0]] = before
         text = emit(step.kernel, target(chip))
         kernel = kernel_of(compile_text(text, target(chip)))
-        places = [*step.outputs, *step.inputs]
-        found = run(kernel, chip, step.kernel.grid, [arrays[place] for place in places])
-        for place, array in zip(places, found, strict=True):
-            arrays[place] = array
+        given = [arrays[place] for place in step.outputs]
+        given += [arrays[place][start:]
+                  for place, start in zip(step.inputs, step.starts, strict=True)]  # fmt: skip
+        found = run(kernel, chip, step.kernel.grid, given)
+        arrays |= dict(zip(step.outputs, found, strict=False))
     expected = made.case.expected()
     result = arrays[made.result].view(made.dtype if made.dtype != "bool" else "?")
     made.case.compare(result[: expected.size].reshape(expected.shape))

@@ -4,7 +4,8 @@
 
 writes FOLDER/kernels/<name>.ptx, FOLDER/arrays/*.npy and FOLDER/cases.json: for each case the
 launches in order, each with its kernel, grid, block and the names of its arrays (the outputs first,
-then the inputs, as the kernel's parameters are), what the result must be, and how near.
+then the inputs, as the kernel's parameters are), the byte of each array at which its parameter
+points, what the result must be, and how near.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from ugpu.hcq.state.target import TargetSpec, ptx_target
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel of a case. outputs, inputs: numbers of the case's arrays; sizes: bytes of each
-    output; into: the array whose memory the first output is, where it is written in place."""
+    """A kernel of a case. outputs, inputs: numbers of the case's arrays; starts: the byte of each
+    input at which its parameter points; sizes: bytes of each output; into: the array whose memory
+    the first output is, where it is written in place."""
 
     kernel: Kernel
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
+    starts: tuple[int, ...]
     sizes: tuple[int, ...]
     into: int | None
 
@@ -74,6 +77,7 @@ def program(case: Case, target: TargetSpec, host: Device) -> Program:
             kernel,
             step.results,
             step.inputs,
+            step.starts or (0,) * len(step.inputs),
             (step.size, *(size for _, size in step.others)),
             step.target,
         )
@@ -133,6 +137,7 @@ def _described(launch: Launch) -> dict[str, object]:
         "grid": launch.kernel.grid,
         "block": launch.kernel.block,
         "arrays": [*launch.outputs, *launch.inputs],
+        "starts": [*(0 for _ in launch.outputs), *launch.starts],
         "output_bytes": launch.sizes,
         "output_is_memory_of": launch.into,
     }

@@ -1,4 +1,4 @@
-"""How wide the vectors are that LLVM uses in loops, by processor."""
+"""How wide the vectors are that LLVM uses in loops, by processor; sums of products by fma."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process import objects
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.graph import operations as graph
+from ugpu.compiler.graph.node import Node
 from ugpu.hcq.state import host
 
 FEATURES = dict.fromkeys(
@@ -19,12 +20,16 @@ FEATURES = dict.fromkeys(
 )
 
 
-def _assembly(cpu: str, features: dict[str, bool]) -> str:
-    """A sum of two arrays, in assembly."""
+def _sum() -> Node:
+    """A sum of two arrays."""
+    return graph.elementwise("add", float32, *(buffer(5000, dtype=float32) for _ in range(2)))
+
+
+def _assembly(cpu: str, features: dict[str, bool], of: Node) -> str:
+    """A kernel in assembly."""
     text = host.feature_string(features)
     target = dataclasses.replace(HOST, cpu=cpu, features=text, vector_bytes=64)
-    arrays = (buffer(5000, dtype=float32), buffer(5000, dtype=float32))
-    (kernel,) = kernels_of(graph.elementwise("add", float32, *arrays), target)
+    (kernel,) = kernels_of(of, target)
     objects.compile_text(emit(kernel, target), target)
     machine = objects._machine(target.triple, target.cpu, target.features, 3)
     module = llvm.parse_assembly(emit(kernel, target))
@@ -38,12 +43,22 @@ def _assembly(cpu: str, features: dict[str, bool]) -> str:
 
 @pytest.mark.parametrize("cpu", ["sapphirerapids", "znver4", "znver5"])
 def test_processors_with_fast_wide_vectors_use_them(cpu: str) -> None:
-    assert "zmm" in _assembly(cpu, FEATURES | host.tuning(cpu, FEATURES))
+    assert "zmm" in _assembly(cpu, FEATURES | host.tuning(cpu, FEATURES), _sum())
 
 
 def test_llvm_alone_prefers_half_of_them_on_sapphire_rapids() -> None:
     """Once this fails, the list of processors has lost its reason."""
-    assert "zmm" not in _assembly("sapphirerapids", FEATURES)
+    assert "zmm" not in _assembly("sapphirerapids", FEATURES, _sum())
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((256, 1024), 0), ((64, 5000), 1)])
+def test_sums_of_products_round_once(shape: tuple[int, int], axis: int) -> None:
+    """Across memory (one row by a matrix) and along it: a product and a sum are one instruction."""
+    matrix, row = buffer(*shape, dtype=float32), buffer(shape[axis], dtype=float32)
+    across = graph.reshape(row, (shape[0], 1) if axis == 0 else (1, shape[1]))
+    terms = graph.elementwise("mul", float32, matrix, graph.expand(across, shape))
+    text = _assembly("sapphirerapids", FEATURES, graph.reduce("sum", terms, (axis,)))
+    assert "vfmadd" in text and "vmulps" not in text
 
 
 def test_nothing_is_preferred_without_the_instructions_or_for_others() -> None:

@@ -63,7 +63,9 @@ def run_case(bench: Bench, made: Program, cpu: str) -> NDArray[np.generic]:
             else:
                 places[output] = bench.array(np.zeros(size, np.uint8))
         ptx = compile_text(emit(launch.kernel, target), target).decode()
-        addresses = [places[n][0] for n in (*launch.outputs, *launch.inputs)]
+        addresses = [places[output][0] for output in launch.outputs]
+        addresses += [places[n][0] + start
+                      for n, start in zip(launch.inputs, launch.starts, strict=True)]  # fmt: skip
         outcome = bench.units.run(_launch(ptx, cpu, launch, addresses), bench.memory, bench.abort)
         assert outcome.ending is SmEnding.DONE, (made.case.name, outcome)
     return places[made.result][1]
