@@ -26,7 +26,7 @@ _TOKEN = re.compile(
     r'|(?P<string>"[^"\n]*")'
     r"|(?P<mark>[\[\]{}(),;:@!+\-|<>=*~])"
     r"|(?P<other>.)|$)",
-    re.DOTALL,
+    re.DOTALL | re.ASCII,
 )
 
 

@@ -245,9 +245,9 @@ class Body:
         if cursor.take("["):
             return self._address()
         if cursor.take("{"):
-            return Vector(self._items("}"))
+            return Vector(self._items("}", False))
         if cursor.take("("):
-            return Arguments(self._items(")"))
+            return Arguments(self._items(")", True))
         if cursor.take("!"):
             inner = self._named(cursor.peek, cursor.name())
             if not isinstance(inner, Register):
@@ -297,13 +297,19 @@ class Body:
             raise bad(line, f"{token.text}[{place}] lies outside of the array")
         return Address(array, place * size)
 
-    def _items(self, end: str) -> tuple[Operand, ...]:
+    def _items(self, end: str, may_be_empty: bool) -> tuple[Operand, ...]:
         cursor = self._cursor
-        items = [] if cursor.peek.text == end else [self._operand()]
+        items = [] if may_be_empty and cursor.peek.text == end else [self._item()]
         while cursor.take(","):
-            items.append(self._operand())
+            items.append(self._item())
         cursor.expect(end)
         return tuple(items)
+
+    def _item(self) -> Operand:
+        token = self._cursor.peek
+        if token.text in ("{", "("):
+            raise bad(token.line, f"unexpected {token.text!r} within a list of operands")
+        return self._operand()
 
     def _constant(self) -> Operand:
         cursor = self._cursor

@@ -293,7 +293,7 @@ class Kernel(Lanes):
             if value.width == self._width(stored_element(operand.type)):
                 self._know(operand, value)
             return value
-        if isinstance(operand, Inverted):
+        if isinstance(operand, Inverted) and element == "i1":
             return self.negate(self.source(operand.register, "pred"))
         if isinstance(operand, Integer):
             if element == "double":
@@ -313,7 +313,10 @@ class Kernel(Lanes):
         if element in ("float", "i32"):
             bits = operand.single
             if bits is None:
-                bits = struct.unpack("<I", struct.pack("<f", operand.value))[0]
+                try:
+                    bits = struct.unpack("<I", struct.pack("<f", operand.value))[0]
+                except OverflowError:
+                    raise self.bad(f"{operand.value} does not fit in 32 bits") from None
             return number(element, bits)
         if element in ("double", "i64"):
             return number(element, struct.unpack("<Q", struct.pack("<d", operand.value))[0])

@@ -82,6 +82,8 @@ _PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
 
 def _compared(k: Kernel, i: Instruction, kind: str) -> list[Value]:
     """Compare the second operand with the third: one predicate, or one for each half of a pair."""
+    if len(i.operands) < 3:
+        raise k.bad("expected two operands to compare")
     if kind not in _PAIRS:
         return [_one(k, i, kind, *(k.source(operand, kind) for operand in i.operands[1:3]))]
     pairs = [k.source(operand, "b32") for operand in i.operands[1:3]]
@@ -227,7 +229,7 @@ def _is_space(k: Kernel, i: Instruction) -> None:
 def handlers() -> dict[str, Handler]:
     """Return the emitters by name."""
     return {
-        "mov": _move, "move": _parameter_move, "setp": _set_predicate, "set": _set,
+        "mov": _move, "parameter.move": _parameter_move, "setp": _set_predicate, "set": _set,
         "selp": _select, "slct": _select_by_sign, "cvta": _convert_address,
         "isspacep": _is_space,
     }  # fmt: skip

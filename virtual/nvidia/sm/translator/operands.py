@@ -27,7 +27,7 @@ from ugpu.virtual.nvidia.sm.ptx.module import (
 _NO_RESULT = frozenset((
     "st", "red", "bra", "brx", "ret", "exit", "trap", "brkpt", "bar", "barrier", "membar", "fence",
     "prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "pmevent", "stmatrix",
-    "griddepcontrol", "setmaxnreg", "stackrestore", "st_async", "fns_", "cp",
+    "griddepcontrol", "setmaxnreg", "stackrestore", "cp",
 ))  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def _registers(operand: Operand) -> Iterator[Register]:
 
 def has_result(i: Instruction) -> bool:
     """Return whether the first operand is written."""
-    if i.name in ("barrier", "bar"):
+    if not i.operands or i.name in ("barrier", "bar"):
         return False  # the result of bar.red is read after it, see `flatten`
     if i.name == "wgmma":
         return "mma_async" in i.modifiers
@@ -62,7 +62,7 @@ def has_result(i: Instruction) -> bool:
         return bool(i.modifiers) and i.modifiers[0] in (
             "arrive", "arrive_drop", "test_wait", "try_wait", "pending_count",
         ) and len(i.operands) > 1  # fmt: skip
-    return i.name not in _NO_RESULT and bool(i.operands)
+    return i.name not in _NO_RESULT
 
 
 @lru_cache(maxsize=100_000)

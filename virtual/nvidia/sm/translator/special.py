@@ -9,6 +9,7 @@ from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.nvidia.sm.translator.control.analysis import varies_by_lane
 from ugpu.virtual.nvidia.sm.translator.kernel import Kernel
 from ugpu.virtual.nvidia.sm.translator.value import Value, number
+from ugpu.virtual.shader.text import integer_of
 
 _AXES = {"x": 0, "y": 1, "z": 2}
 _FIELDS = {
@@ -42,15 +43,13 @@ _LANE_MASKS = {
 
 
 def read(k: Kernel, name: str, element: str) -> Value:
-    """Read a predefined register as an integer type."""
+    """Read a predefined register. A floating-point type is that of its bits."""
     if element == "i1":
         if name != "is_explicit_cluster":
             raise k.bad(f"%{name} is not a predicate")
         return k.cmp("ne", k.context_value(layout.EXPLICIT), number("i32", 0))
-    value = _value(k, name)
-    if element not in ("i16", "i32", "i64"):
-        element = "i32" if element == "float" else "i64"
-    return k.resize(value, element, False)
+    value = k.resize(_value(k, name), integer_of(element), False)
+    return k.cast("bitcast", value, element)
 
 
 def _value(k: Kernel, name: str) -> Value:

@@ -84,10 +84,10 @@ def handler_of(i: Instruction) -> Handler | None:
     of_floats, of_integers, common = _handlers()
     if i.modifiers and i.modifiers[-1] in FLOAT_TYPES and i.name in of_floats:
         return of_floats[i.name]
-    if "async" in i.modifiers and f"{i.name}_async" in common and "release" not in i.modifiers:
-        return common[f"{i.name}_async"]
-    if "b128" in i.modifiers and f"{i.name}_wide" in common:
-        return common[f"{i.name}_wide"]
+    if "async" in i.modifiers and f"{i.name}.async" in common and "release" not in i.modifiers:
+        return common[f"{i.name}.async"]
+    if "b128" in i.modifiers and f"{i.name}.wide" in common:
+        return common[f"{i.name}.wide"]
     return of_integers.get(i.name) or common.get(i.name) or of_floats.get(i.name)
 
 

@@ -266,5 +266,5 @@ def handlers() -> dict[str, Handler]:
     return {
         "shfl": _shuffle, "vote": _vote, "activemask": _active_mask, "match": _match,
         "redux": _reduce, "elect": _elect, "bar": _warp_barrier, "barrier": _warp_barrier,
-        "bar_result": _barrier_result,
+        "bar.result": _barrier_result,
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from random import Random
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.nvidia.sm.sm_families import FAMILIES
 from tests.support.nvidia.sm.sm_run import HEAD, body
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.virtual.nvidia.sm.ptx.parser import parse
@@ -51,6 +53,7 @@ TABLE: .branchtargets ELSE, LOOP, OUT;
 OUT: selp.b32 %r11, %r10, %r9, %p5; st.global.b32 [%rd3], %r11;
 """
 _TEXT = HEAD.format(target="sm_90a") + body(1, _WORK, ".shared .align 16 .b8 part[256];")
+_SHORT = _TEXT.replace(_WORK, "OUT: EXIT @%p1 bra OUT;")
 _EXTREME = [
     "9" * 5000, "0x" + "f" * 5000, "0" * 5000, "0b" + "1" * 5000, "%r" + "9" * 5000, "1e99999",
     "-1", "18446744073709551616", ".param .b8 x[99999999999999]", ".shared .b8 y[999999999999999];",
@@ -104,11 +107,83 @@ def test_numbers_of_thousands_of_digits_are_refused(number: str, line: str) -> N
 @pytest.mark.parametrize(
     "line",
     ["add.u32 %r1, , %r2;", "add.u32 %r1, %r2,;", "mov.b64 %rd4, {, %r9};", "mov.b64 %rd4, {%r1,};",
-     "mov.b64 %rd4, {};", "@%p1 mov.b64 %rd4, { };", "mov.b64 %rd4, {%r1|%r2,};", "exit ,;", "ld.global.b32 %r1, [];"],
+     "mov.b64 %rd4, {};", "@%p1 mov.b64 %rd4, { };", "mov.b64 %rd4, {%r1|%r2,};", "exit ,;",
+     "ld.global.b32 %r1, [];"],
 )  # fmt: skip
 def test_an_operand_that_is_left_out_is_refused(line: str) -> None:
     with pytest.raises(BadCodeObject, match="PTX line 20: expected"):
         parse(_TEXT.replace("bar.sync 0;", line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["mov.u32 ;", "wmma.load.sync.aligned.row.m16n16k16.global.f16 ;", "wgmma.mma_async ;",
+     "alloca.u64 %rd2;", "alloca.u64 %rd2, %rd1, %r1|%p1;", "mov.b64 %rd1, { };",
+     "set.u32.b32 %r22, part;", "add.s64 %rd4, %rd1, !%p1;", "and.f32 %r6, %t, 1;",
+     "mov.f32 %f1, 1e200;", "mov.u32 %r1\u00b2, %r2;", "move.u32 %r1, %r2;", "push k, 1;",
+     "pop k, 1;", "stack_take.u32 %r4, 10, 0, %p2;", "call_target %r1, %rd1, (k);",
+     "ld_wide.b128 %q1, [%rd1];", "bar_result %r1;", "mov.b64 %rd1, " + "{" * 3000,
+     "mov.b64 %rd1, " + "(" * 3000],
+)  # fmt: skip
+def test_an_instruction_that_is_none_is_refused(line: str) -> None:
+    with pytest.raises((BadCodeObject, NotSupported), match="PTX line 20: "):
+        _translate(_TEXT.replace("bar.sync 0;", line))
+
+
+@pytest.mark.parametrize(
+    "line", ["mov.u8 %h1, %laneid; selp.s8 %r2, 1, %tid.x, %p2;", "selp.f32 %f2, %tid.x, %f1, %p2;"]
+)
+def test_a_predefined_register_has_the_type_of_the_instruction(line: str) -> None:
+    with contextlib.suppress(NotSupported):
+        _translate(_TEXT.replace("bar.sync 0;", line))
+
+
+def _calls(depth: int, body: str, last: str) -> str:
+    functions = (f".func f{n} () {{ {body.format(f'call f{n + 1}, ();')} }}" for n in range(depth))
+    end = f".func f{depth} () {{ {last} }}\n.entry k() {{ call f0, (); ret; }}"
+    return "\n".join((HEAD.format(target="sm_90"), *functions, end))
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [(_calls(500, "{0} ret;", "ret;"), "100 calls inside each other"),
+     (_calls(30, "{0} {0}", ""), "200000 instructions")],
+)  # fmt: skip
+def test_calls_are_inlined_up_to_a_limit(text: str, limit: str) -> None:
+    with pytest.raises(NotSupported, match=limit):
+        _translate(text)
+
+
+_OPERANDS = (
+    "%r1", "%rd1", "%p1", "%f1", "%d1", "%h1", "%t", "5", "-1", "0f3F800000", "1e200", "[%rd1]",
+    "[part]", "[p0]", "part", "OUT", "k", "{%r1, %r2}", "{%r1}", "{1, 2}", "{_, %r1}", "_", "%tid",
+    "%tid.x", "%clock64", "!%p1", "!%r1", "%r1|%p1", "-%r1", "%r1.b0", "%r1.x", "(%r1)", "()",
+)  # fmt: skip
+_INSTRUCTION = re.compile(r"(@!?%\w+ )?(?:\w+:)?\s*([a-z]\w*(?:\.[\w:]+)*)\s+([^;]+)")
+_OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
+_INSTRUCTIONS = sorted(
+    {found.groups("") for found in map(_INSTRUCTION.match, re.split(r";\s*", _WORK)) if found}
+    | {("", opcode, "%r1, %r2, %r3") for family in FAMILIES.values() for opcode in family}
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.integers(0, 1 << 40))
+def test_operands_and_modifiers_that_do_not_fit(seed: int) -> None:
+    draw = Random(seed)
+    guard, opcode, listed = draw.choice(_INSTRUCTIONS)
+    name, *modifiers = opcode.split(".")
+    operands: list[str] = _OPERAND.findall(listed)
+    for _ in range(draw.randrange(1, 4)):
+        parts, pool = draw.choice(
+            ((operands, _OPERANDS), (modifiers, draw.choice(_INSTRUCTIONS)[1].split(".")[1:]))
+        )
+        place = draw.randrange(len(parts) + 1)
+        end = place + draw.randrange(3) if draw.random() < 0.8 else len(parts)
+        parts[place:end] = draw.sample(pool, min(len(pool), draw.randrange(2)))
+    line = f"{guard}{'.'.join((name, *modifiers))} {', '.join(operands)};"
+    with contextlib.suppress(BadCodeObject, NotSupported):
+        _translate(_SHORT.replace("EXIT", line))
 
 
 @settings(max_examples=150, deadline=None)

@@ -120,4 +120,4 @@ def _cut(k: Kernel, word: Value, keep: Value, start: int) -> Value:
 
 def handlers() -> dict[str, Handler]:
     """Return the emitters by name. `translate.handler_of` uses those that end in _async."""
-    return {"cp": _copy, "st_async": bulk.words, "red_async": bulk.words}
+    return {"cp": _copy, "st.async": bulk.words, "red.async": bulk.words}

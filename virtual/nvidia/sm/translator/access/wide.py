@@ -84,5 +84,5 @@ def _access(
 
 
 def handlers() -> dict[str, Handler]:
-    """Return the emitters, by name with the suffix `_wide`."""
-    return {"ld_wide": _load, "ldu_wide": _load, "st_wide": _store, "atom_wide": _exchange}
+    """Return the emitters, by name with the suffix `.wide`."""
+    return {"ld.wide": _load, "ldu.wide": _load, "st.wide": _store, "atom.wide": _exchange}

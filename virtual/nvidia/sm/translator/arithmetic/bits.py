@@ -12,9 +12,17 @@ from ugpu.virtual.nvidia.sm.translator.kernel import Kernel
 from ugpu.virtual.nvidia.sm.translator.value import Value, number
 
 
+def _type(k: Kernel, i: Instruction) -> str:
+    """Return the type of a logic instruction (PTX ISA, "Logic and Shift Instructions")."""
+    kind = type_of(k, i)
+    if kind not in ("pred", "b16", "b32", "b64"):
+        raise k.unsupported()
+    return kind
+
+
 def _logic(operation: str) -> Handler:
     def emit(k: Kernel, i: Instruction) -> None:
-        kind = type_of(k, i)
+        kind = _type(k, i)
         only(k, i)
         x, y = sources(k, i, kind, 2)
         k.write(i.operands[0], k.op(operation, x, y))
@@ -23,14 +31,14 @@ def _logic(operation: str) -> Handler:
 
 
 def _not(k: Kernel, i: Instruction) -> None:
-    kind = type_of(k, i)
+    kind = _type(k, i)
     only(k, i)
     (x,) = sources(k, i, kind, 1)
     k.write(i.operands[0], k.op("xor", x, number(x.element, -1)))
 
 
 def _cnot(k: Kernel, i: Instruction) -> None:
-    kind = type_of(k, i)
+    kind = _type(k, i)
     (x,) = sources(k, i, kind, 1)
     zero = k.cmp("eq", x, number(x.element, 0))
     k.write(i.operands[0], k.cast("zext", zero, x.element))

@@ -74,7 +74,7 @@ def _fixed(graph: Graph, at_first: frozenset[str], once: set[str]) -> frozenset[
     found = set()
     for block in graph.blocks:
         for i in block.code:
-            target = i.operands[0] if i.name == "mov" and i.guard is None else None
+            target = i.operands[0] if i.name == "mov" and i.operands and i.guard is None else None
             if isinstance(target, Register) and target.type != "pred" and not read(i):
                 found.add(target.name)
     return frozenset(found & once - at_first)
@@ -172,7 +172,7 @@ def _varies(i: Instruction, facts: Facts, rows: bool, divergent: bool, once: set
     if not divergent:
         return False
     # A constant value is the same no matter when each lane computes it.
-    fixed = i.guard is None and i.name not in ("ld", "move") and all(
+    fixed = i.guard is None and i.name not in ("ld", "parameter.move") and all(
         register.name in once for register in (*written(i), *read(i))
     )  # fmt: skip
     return not (fixed and _launch_constant(i))

@@ -17,7 +17,7 @@ from ugpu.virtual.nvidia.sm.translator.value import number
 
 
 def _call_target(k: Kernel, i: Instruction) -> None:
-    """call_target which, pointer, (functions): find the function that a pointer refers to."""
+    """call.target which, pointer, (functions): find the function that a pointer refers to."""
     which, pointer, functions = i.operands
     assert isinstance(functions, Arguments)
     address = k.source(pointer, "u64")
@@ -30,12 +30,12 @@ def _call_target(k: Kernel, i: Instruction) -> None:
 
 
 def _stack_begin(k: Kernel, i: Instruction) -> None:
-    """stack_begin end: start with an empty stack."""
+    """stack.begin end: start with an empty stack."""
     k.write(i.operands[0], number("i32", k.places.local_size))
 
 
 def _stack_take(k: Kernel, i: Instruction) -> None:
-    """stack_take {place, end}, size, alignment, end: allocate bytes of a thread's stack."""
+    """stack.take {place, end}, size, alignment, end: allocate bytes of a thread's stack."""
     results, size, alignment, end = i.operands
     assert isinstance(results, Vector) and isinstance(alignment, Integer)
     align = max(alignment.value, 1)
@@ -54,4 +54,4 @@ def _stack_take(k: Kernel, i: Instruction) -> None:
 
 def handlers() -> dict[str, Handler]:
     """Return the emitters by name."""
-    return {"call_target": _call_target, "stack_begin": _stack_begin, "stack_take": _stack_take}
+    return {"call.target": _call_target, "stack.begin": _stack_begin, "stack.take": _stack_take}

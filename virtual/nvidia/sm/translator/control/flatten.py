@@ -42,13 +42,14 @@ from ugpu.virtual.nvidia.sm.translator.control.procedures import (
 )
 
 _MOST_INSTRUCTIONS = 200_000
+_DEEPEST = 100  # calls inside each other
 _STACKS = frozenset(("alloca", "stacksave", "stackrestore"))
 
 
 @dataclass
 class Flat:
     """A kernel without calls. labels: name -> index. tables: of brx.idx. recursive: functions that
-    become procedures. stack: whether threads use stack memory."""
+    become procedures. stack: whether threads use stack memory. copies: of functions."""
 
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
@@ -57,17 +58,18 @@ class Flat:
     recursive: set[str] = field(default_factory=set)
     procedures: dict[str, Procedure] = field(default_factory=dict)
     stack: bool = False
+    copies: int = 0
 
 
 @dataclass
 class _Frame:
-    """One copy of a function. names: variables and parameters -> their names here. procedure: the
-    procedure that it is part of."""
+    """One copy of a function. names: variables and parameters -> their names here. depth: calls
+    around it. procedure: the procedure that it is part of."""
 
     function: Function
     prefix: str
     names: dict[str, str]
-    depth: tuple[str, ...]
+    depth: int = 0
     procedure: str = ""
 
 
@@ -75,7 +77,7 @@ def flatten(module: Module, entry: Function) -> Flat:
     """Inline all calls. Raises NotSupported and BadCodeObject."""
     flat = Flat(recursive=recursive(module))
     flat.stack = any(i.name in _STACKS for f in module.functions.values() for i in f.body)
-    _inline(module, _Frame(entry, "", {}, (entry.name,)), flat)
+    _inline(module, _Frame(entry, "", {}), flat)
     while any(not procedure.written for procedure in flat.procedures.values()):
         for procedure in [p for p in flat.procedures.values() if not p.written]:
             _procedure(module, procedure, flat)
@@ -98,7 +100,7 @@ def _procedure(module: Module, procedure: Procedure, flat: Flat) -> None:
         )
     names = {v.name: prefix + v.name for v in (*function.parameters, *function.results)}
     flat.labels[prefix + "start"] = len(flat.code)
-    frame = _Frame(function, prefix, names, (function.name,), function.name)
+    frame = _Frame(function, prefix, names, procedure=function.name)
     _inline(module, frame, flat)
     flat.labels[prefix + "return"] = len(flat.code)
     _give_back(frame, flat)
@@ -127,6 +129,7 @@ def _give_back(frame: _Frame, flat: Flat) -> None:
 
 def _inline(module: Module, frame: _Frame, flat: Flat) -> None:
     function, prefix = frame.function, frame.prefix
+    flat.copies += 1
     by_index: dict[int, list[str]] = {}
     for label, index in function.labels.items():
         by_index.setdefault(index, []).append(prefix + label)
@@ -143,7 +146,7 @@ def _inline(module: Module, frame: _Frame, flat: Flat) -> None:
         for label in by_index.pop(instruction.index, ()):
             flat.labels[label] = len(flat.code)
         _one(module, frame, flat, instruction)
-        if len(flat.code) > _MOST_INSTRUCTIONS:
+        if len(flat.code) + flat.copies > _MOST_INSTRUCTIONS:  # a function may be empty
             raise NotSupported(f"{function.name}: more than {_MOST_INSTRUCTIONS} instructions")
     for labels in by_index.values():
         for label in labels:
@@ -171,7 +174,7 @@ def _one(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) ->
     elif instruction.name in ("bar", "barrier") and "red" in instruction.modifiers:
         # The result is read after the barrier, by an internal instruction.
         flat.code.append(replace(renamed, index=len(flat.code), operands=renamed.operands[1:]))
-        renamed = replace(renamed, name="bar_result", operands=renamed.operands[:1])
+        renamed = replace(renamed, name="bar.result", operands=renamed.operands[:1])
     moved = renamed.index != len(flat.code)
     flat.code.append(replace(renamed, index=len(flat.code)) if moved else renamed)
 
@@ -195,7 +198,7 @@ def _parameter(frame: _Frame, instruction: Instruction) -> Instruction:
     parts = tuple(cell(known, at.offset + k * size, size) for k in range(len(items)))
     places = (Vector(parts), Vector(items))
     operands = places if instruction.name == "st" else (places[1], places[0])
-    return replace(instruction, name="move", modifiers=(kind,), operands=operands)
+    return replace(instruction, name="parameter.move", modifiers=(kind,), operands=operands)
 
 
 def _renamed(frame: _Frame, instruction: Instruction) -> Instruction:
@@ -238,13 +241,16 @@ def _operand(frame: _Frame, operand: Operand) -> Operand:
 def _stack(i: Instruction) -> Instruction:
     """Rewrite an instruction that allocates or frees stack memory to operate on the stack's end."""
     kind = i.modifiers[-1] if i.modifiers else ""
-    if kind not in ("u32", "u64", "b32", "b64", "s32", "s64") or not i.operands:
+    needed = 2 if i.name == "alloca" else 1
+    if kind not in ("u32", "u64", "b32", "b64", "s32", "s64") or len(i.operands) < needed:
         raise bad(i.line, f"{i.opcode}: expected a type and operands")
     narrow = kind[1:] == "32"
     if i.name == "alloca":
         align = i.operands[2] if len(i.operands) == 3 else Integer(8)
+        if not isinstance(align, Integer):
+            raise bad(i.line, f"{i.opcode}: the alignment must be a constant")
         results = Vector((i.operands[0], STACK))
-        return replace(i, name="stack_take", modifiers=(kind,),
+        return replace(i, name="stack.take", modifiers=(kind,),
                        operands=(results, i.operands[1], align, STACK))  # fmt: skip
     both = (i.operands[0], STACK) if i.name == "stacksave" else (STACK, i.operands[0])
     if narrow:
@@ -271,7 +277,7 @@ def _call(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) -
         which = Register(f"{frame.prefix}%call.{number}", "b32")
         pointer = Register(frame.prefix + target.name, target.type)
         listed = Arguments(tuple(Name(name) for name in functions))
-        _add(flat, line, "call_target", ("u64",), which, pointer, listed)
+        _add(flat, line, "call.target", ("u64",), which, pointer, listed)
         labels = tuple(f"{frame.prefix}call.{number}.{n}" for n in range(len(functions)))
         flat.tables[f"{frame.prefix}call.{number}.all"] = labels
         if functions:
@@ -307,8 +313,9 @@ def _enter(
         return
     prefix = f"{frame.prefix}{callee.name}.{len(flat.code)}."
     names = {formal.name: actual for formal, actual in (*giving, *taking)}
-    depth = (*frame.depth, callee.name)
-    inner = _Frame(callee, prefix, names, depth, frame.procedure)
+    if frame.depth == _DEEPEST:
+        raise NotSupported(f"PTX line {line}: more than {_DEEPEST} calls inside each other")
+    inner = _Frame(callee, prefix, names, frame.depth + 1, frame.procedure)
     _inline(module, inner, flat)
     flat.labels[prefix + "return"] = len(flat.code)
     _give_back(inner, flat)
@@ -327,7 +334,7 @@ def _enter_procedure(
     if frame.procedure:
         # Arguments may be registers of the same procedure, which a callee would overwrite.
         pushed = Integer(len(flat.code))
-        _add(flat, line, "push", (), Name(frame.procedure), pushed)
+        _add(flat, line, "stack.push", (), Name(frame.procedure), pushed)
     flat.code += [move(line, to, source) for to, source in moves]
     _add(flat, line, "mov", ("b32",), procedure.back, Integer(site))
     _add(flat, line, "bra", ("uni",), Name(prefix + "start"))
@@ -338,7 +345,7 @@ def _enter_procedure(
         kept = [Register(f"%stack.result.{n}", to.type) for n, (to, _) in enumerate(answers)]
         pairs = zip(kept, answers, strict=True)
         flat.code += [move(line, held, source) for held, (_, source) in pairs]
-        _add(flat, line, "pop", (), Name(frame.procedure), pushed)
+        _add(flat, line, "stack.pop", (), Name(frame.procedure), pushed)
         pairs = zip(kept, answers, strict=True)
         flat.code += [move(line, to, held) for held, (to, _) in pairs]
     else:

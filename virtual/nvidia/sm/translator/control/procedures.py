@@ -152,7 +152,8 @@ def cell(name: str, offset: int, size: int) -> Register:
 
 def move(line: int, to: Register, source: Register) -> Instruction:
     """Return an instruction that copies one register to another of its type."""
-    return Instruction(0, line, None, False, "move", (to.type,), (Vector((to,)), Vector((source,))))
+    both = Vector((to,)), Vector((source,))
+    return Instruction(0, line, None, False, "parameter.move", (to.type,), both)
 
 
 def expand(
@@ -160,15 +161,15 @@ def expand(
 ) -> tuple[list[Instruction], dict[str, int]]:
     """Expand pushes and pops, and begin with an empty stack. Labels are adjusted."""
     parts = {name: _Part(code, labels, procedure) for name, procedure in procedures.items()}
-    out = [Instruction(0, code[0].line, None, False, "stack_begin", (), (STACK,))]
+    out = [Instruction(0, code[0].line, None, False, "stack.begin", (), (STACK,))]
     moved: list[int] = []
     for i in code:
         moved.append(len(out))
-        if i.name in ("push", "pop"):
+        if i.name in ("stack.push", "stack.pop"):
             name, at = i.operands
             assert isinstance(name, Name) and isinstance(at, Integer)
             saved = parts[name.name].saved(at.value)
-            out += (_push if i.name == "push" else _pop)(i.line, saved)
+            out += (_push if i.name == "stack.push" else _pop)(i.line, saved)
         else:
             out.append(i)
     moved.append(len(out))
@@ -228,7 +229,7 @@ def _frame(registers: list[Register]) -> int:
 def _push(line: int, registers: list[Register]) -> list[Instruction]:
     size = Integer(_frame(registers))
     results = Vector((_PLACE, STACK))
-    out = [_one(line, "stack_take", ("u32",), results, size, Integer(_ALIGN), STACK)]
+    out = [_one(line, "stack.take", ("u32",), results, size, Integer(_ALIGN), STACK)]
     at = 0
     for register in registers:
         source = register
