@@ -51,11 +51,13 @@ class Host(Shell):
         amx.emit(self.lines, step)
 
     def prefetch(self, statement: Prefetch) -> None:
-        """LLVM Language Reference, "llvm.prefetch": for a write, to keep in all levels, data."""
+        """LLVM Language Reference, "llvm.prefetch": for a write, to keep in all levels or all but
+        the nearest, data."""
         lines, write = self.lines, statement.memory in self.kernel.parameters[: self.kernel.outputs]
         pointer = lines.address(statement.memory, statement.index, statement.index)
         lines.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        lines.put(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 3, i32 1)")
+        where = f"i32 {int(write)}, i32 {4 - statement.level}, i32 1"
+        lines.put(f"call void @llvm.prefetch.p0(ptr {pointer}, {where})")
 
     def again(self, loop: Loop) -> str:
         """LLVM Language Reference, "llvm.loop.unroll.disable"; each loop has its own node."""

@@ -59,10 +59,11 @@ class Barrier:
 @dataclass(frozen=True)
 class Prefetch:
     """Begin to bring the cache line of memory[index], a parameter, near the core. No effect on
-    results; only for hosts."""
+    results; only for hosts. level: of the caches, the nearest that is to have it."""
 
     memory: Memory
     index: Index
+    level: int = 1
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,9 @@ class _Statements(Printer):
                     f"{indent}barrier{' of the cluster' if statement.cluster else ''}"
                 )
             elif isinstance(statement, Prefetch):
-                self.lines.append(f"{indent}prefetch {statement.memory.name}[{statement.index}]")
+                level = "" if statement.level == 1 else f" to level {statement.level}"
+                place = f"{statement.memory.name}[{statement.index}]"
+                self.lines.append(f"{indent}prefetch {place}{level}")
             elif isinstance(statement, TileStep):
                 self.lines.append(f"{indent}{_tile_text(statement)}")
             elif isinstance(statement, If):

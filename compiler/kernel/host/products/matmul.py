@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from ugpu.compiler.dtype import int8, int32
 from ugpu.compiler.expression.accumulate import multiply_add
-from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, constant
+from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import (
@@ -225,45 +225,62 @@ class _Blocked(Sides):
     def row_panels(self, name: str = "") -> Range:
         return Range(f"row_panel{name}", self.tall // self.height)
 
-    def by_panel(self, name: str, of: Callable[[Index, Index], Sequence[Statement]]) -> Statement:
-        """Return the loops over panels that are computed: not those wholly outside the output, nor
-        those of a symmetric product below its diagonal."""
+    def by_panel(
+        self, name: str, of: Callable[[Index, Index, int], Sequence[Statement]]
+    ) -> Statement:
+        """Return the loops over panels that are computed, given their numbers, and the vector of
+        each from which on it is: not those wholly outside the output, nor what is wholly below the
+        diagonal of a symmetric product, panels or the first half of their vectors."""
         rows = self.row_panels(name)
         columns = Range(f"column_panel{name}", self.wide // self.width)
         row, column = rows.index(), columns.index()
-        panel = tuple(of(row, column))
+        panel = tuple(of(row, column, 0))
         if self.mirrored:
-            panel = guarded(self.above(row * self.height, (column + 1) * self.width), *panel)
+            half, top = self.vectors // 2, row * self.height
+            middle, end = column * self.width + half * self.lanes, (column + 1) * self.width
+            if half:
+                below = at_least_zero(-self.columns_after(top, middle) - 1)
+                rest = guarded(both(below, self.above(top, end)), *of(row, column, half))
+                panel = (*guarded(self.above(top, middle), *panel), *rest)
+            else:
+                panel = guarded(self.above(top, end), *panel)
         inside = Loop(rows, panel, blocks(self.rows.bound(), self.height))
         return Loop(columns, (inside,), blocks(self.columns.bound(), self.width))
 
     def above(self, row: Index, column: Index) -> Validity:
         """Return whether a row of the tile is above the diagonal of the output somewhere before a
         column."""
-        return at_least_zero(self.columns.start + column - 1 - self.rows.start - row)
+        return at_least_zero(self.columns_after(row, column))
 
-    def panel_and_ends(self, row: Index, column: Index) -> tuple[Statement, ...]:
+    def columns_after(self, row: Index, column: Index) -> Index:
+        """Return the number of columns of the output between its diagonal in a row of the tile and
+        a column of the tile."""
+        return self.columns.start + column - 1 - self.rows.start - row
+
+    def panel_and_ends(self, row: Index, column: Index, begin: int) -> tuple[Statement, ...]:
         """Multiply a panel, and after the last one of a row the columns behind it."""
-        panel = self.panel(row, column)
+        panel = self.panel(row, column, begin)
         if self.ends is None:
             return panel
         is_last = at_least_zero(column - (self.wide // self.width - 1))
         ends = tuple(self.ends.multiply(row, self.once, self.steps_bound()))
         return (*panel, *guarded(is_last, *ends))
 
-    def panel(self, row: Index, column: Index) -> tuple[Statement, ...]:
-        """Multiply a panel, given the numbers of its row panel and its column panel."""
+    def panel(self, row: Index, column: Index, begin: int) -> tuple[Statement, ...]:
+        """Multiply a panel, given the numbers of its row panel and its column panel, and its first
+        vector."""
         step = Range("step", self.slice.whole // self.group)
         lanes, each = self.lanes, self.lanes * self.group
         right = [
             self.right.load(column, step.index(), vector * lanes, each)
-            for vector in range(self.vectors)
+            for vector in range(begin, self.vectors)
         ]
         left = [
             repeated(self.left.load(row, step.index(), down, self.group), self.group)
             for down in range(self.height)
         ]
-        first = self.first(row, column)
+        totals = replace(self.totals, width=self.vectors - begin)
+        first = self.first(row, column) + begin * lanes
 
         def place(down: int, vector: int) -> Index:
             return first + self.place(constant(down), constant(vector * lanes))
@@ -277,14 +294,14 @@ class _Blocked(Sides):
         def loop(inner: tuple[Statement, ...]) -> Loop:
             return Loop(step, (*ahead, *inner), self.steps_bound())
 
-        body = self.totals.computed(left, right, loop, start, product_of(self.group))
-        kept = self.totals.stored(self.tile, place)
+        body = totals.computed(left, right, loop, start, product_of(self.group))
+        kept = totals.stored(self.tile, place)
         if not self.by_panels:
             return (*body, *kept)
         down = self.rows.panel("row_ahead", row * self.height, self.height, self.tall)
         line = LINE // self.dtype.itemsize
         across = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
-        others = (*kept, *self.panel_finished(row, column))
+        others = (*kept, *self.panel_finished(row, column, begin))
         return (*self.prefetched(down, across), *body, *self.lines(row, column, others))
 
     def lines(
@@ -331,9 +348,15 @@ class _Blocked(Sides):
 
     def next_columns(self, row: Index, column: Index, step: Range) -> Iterator[Prefetch]:
         """Begin to bring a part of the next panel of a far right factor that is read in place near,
-        at each step: rows that are far apart are what no prefetcher foresees."""
+        at each step: rows that are far apart are what no prefetcher foresees. Of one that is packed
+        next, bring it to the second level."""
+        rows, at = self.tall // self.height, step.index()
         if isinstance(self.right, Direct) and self.ahead:
-            yield from self.right.ahead(row, self.tall // self.height, column, step.index())
+            yield from self.right.ahead(row, rows, (column + 1) * self.width, at)
+        elif self.soon:
+            factor = substitute(self.parts.right, self.nest.batch)
+            lines = Direct(factor, self.columns, self.slice, self.width)
+            yield from lines.ahead(row, rows, column * self.width + self.columns.axis.size, at, 2)
 
     def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
         """Begin to bring what the panel's results need and where they go into the caches: parts of
@@ -441,27 +464,30 @@ class _Blocked(Sides):
         total = load(self.tile, self.place(row.position, column.position) + first)
         return self.nest.finish(row, column, total, self.parts.reduce)
 
-    def panel_finished(self, row: Index, column: Index) -> list[Statement]:
-        """Return the same for a panel, and for the elements that mirror its own."""
-        top, left = row * self.height, column * self.width
-        first = self.first(row, column)
+    def panel_finished(self, row: Index, column: Index, begin: int = 0) -> list[Statement]:
+        """Return the same for a panel from a vector on, and for the elements that mirror its
+        own."""
+        begin *= self.lanes
+        top, left, width = row * self.height, column * self.width + begin, self.width - begin
+        first = self.first(row, column) + begin
         down = self.rows.panel("row", top, self.height, self.tall)
-        across = self.panel_columns("column", left)
+        across = self.panel_columns("column", left, width)
         stores = [self.finished(down, across, first)]
         if self.mirrored:
             down = self.rows.panel("row1", top, self.height, self.tall)
-            across = self.columns.panel("column1", left, self.width, self.wide)
+            across = self.columns.panel("column1", left, width, self.wide)
             (i, j), (x, y) = (side.main for side in self.sides), (down.places, across.places)
             total = load(self.tile, self.place(down.position, across.position) + first)
             swapped = replace(across, places={i: y[j]}), replace(down, places={j: x[i]})
             stores.append(self.nest.finish(*swapped, total, self.parts.reduce))
         return stores
 
-    def panel_columns(self, name: str, first: Index) -> Walk:
-        """Return the loop over a panel's columns."""
+    def panel_columns(self, name: str, first: Index, width: int = 0) -> Walk:
+        """Return the loop over a panel's columns, by default all."""
+        width = width or self.width
         if self.apart:  # each panel is complete
-            return self.columns.line(name, self.width, first)
-        return self.columns.panel(name, first, self.width, self.wide)
+            return self.columns.line(name, width, first)
+        return self.columns.panel(name, first, width, self.wide)
 
     def first(self, row: Index, column: Index) -> Index:
         """Return where the tile has a panel's totals."""

@@ -108,23 +108,26 @@ class Direct:
         access = substitute(self.value, {main: place, **self.depth.places(step)}).arg
         return Prefetch(access.memory, access.index)
 
-    def ahead(self, row: Index, rows: int, column: Index, step: Index) -> Iterator[Prefetch]:
-        """Yield prefetches of a step of the panel of columns after this one, if it is complete, of
-        which each of `rows` panels of rows takes a share. After the last panel of all columns
-        comes the first one, of the next slice."""
+    def ahead(
+        self, row: Index, rows: int, place: Index, step: Index, level: int = 1
+    ) -> Iterator[Prefetch]:
+        """Yield prefetches of a step of a panel of columns that begins `place` elements after the
+        start, of which each of `rows` panels of rows takes a share. Behind all columns there are
+        those of the next slice; with a level of the caches other than the first, also where slices
+        do not fill the depth, and beyond its end."""
         axis, depth = self.across.axis, self.depth
         line = LINE // self.value.dtype.itemsize
         lines = -(-self.size // line)
         share = -(-lines // rows)
-        place = self.across.start * axis.unit + (column + 1) * self.size
-        if depth.axis.main.size % depth.count == 0:
+        place = self.across.start * axis.unit + place
+        if depth.axis.main.size % depth.count == 0 or level > 1:
             start = depth.start + place // axis.size * depth.count
             depth = replace(depth, start=start % depth.axis.main.size)
         for number in range(share):
             first = place + (row * share + number) % lines * line
             places = axis.whole.places(first % axis.size)
             access = substitute(self.value, {**places, **depth.places(step)}).arg
-            yield Prefetch(access.memory, access.index)
+            yield Prefetch(access.memory, access.index, level)
 
 
 Factor = Packed | Again | Direct

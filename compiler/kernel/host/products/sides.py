@@ -48,6 +48,9 @@ class Sides:
         main, most = depth.main.size, max(1, most * self.group // depth.unit)
         if self.tiles is not None:
             most = main if main <= self.tiles.once else self.tiles.slice
+        self.mirrored = self.group == 1 and _is_symmetric(self.parts, rows, columns)
+        if self.mirrored and main > most:  # a panel of each side is in the nearest cache
+            most //= 3
         steps = share(main, most)
         steps = round_up(steps, self.group if self.tiles is None else self.tiles.steps)
         if depth.size % self.lanes == 0 and self.tiles is None:  # slices of whole vectors
@@ -62,13 +65,18 @@ class Sides:
         far = size > second // 16 and not few
         self.far = far and along_depth(self.parts.left, rows.whole, self.slice)
         near = second // 4 if columns.size <= NARROW else 0
+        # whether panels prefetch the next slice: of a symmetric product, which multiplies it least
+        right = self.parts.right
+        self.soon = (
+            self.mirrored and self.slices > 1 and in_lines(right, columns, self.slice)
+            and right.arg.memory.count * self.dtype.itemsize > second // 2
+        )  # fmt: skip
         packed = self.group > 1 or (few and size > second and columns.size > NARROW)
         self.direct = 0 if packed else direct_height(self.parts.left, rows, self.slice, near)
         epilogue = with_reduction(computation.value, parts.reduce, const(0, self.dtype))
         self.results = known = epilogue, computation.position
         self.in_order_across = columns.whole.is_flat(*known)
         self.flat = rows.whole.is_flat(*known) and self.in_order_across
-        self.mirrored = self.group == 1 and _is_symmetric(self.parts, rows, columns)
         whole = depth.size % self.lanes == self.slice.whole % self.lanes == 0
         vectors = self.dtype.is_float and (whole or (self.once and depth.size >= self.lanes))
         self.by_dots = (

@@ -364,7 +364,7 @@ class Registers(Text):
             if target.half:
                 raise Unsupported("a half register by a0.x as the destination")
             self._set_relative(number, value)
-        elif target.half or number in (A0, A1):
+        elif target.half:
             self.set_short(number, value)
         else:
             self.set_word(number, value)

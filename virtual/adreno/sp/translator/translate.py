@@ -70,7 +70,7 @@ def _whole_handlers() -> dict[str, Handler]:
 
 
 def _is_relative(op: Op) -> bool:
-    if op.category == 1 and op.name.startswith("mov-"):
+    if op.category == 1 and op.name.startswith(("mov-", "movs-")):
         return any(operand.kind is Kind.RELATIVE for operand in op.moved)
     if op.category in (2, 3, 4):
         return any(operand.kind is Kind.RELATIVE for operand in op.sources)

@@ -77,6 +77,16 @@ class BlockText(Text):
             return constant(element, int(x[1]) & int(y[1]))
         return super().binary(operation, element, a, b)
 
+    def broadcast(self, element: str, scalar: str) -> str:
+        """Return a vector whose lanes all hold a scalar."""
+        if element == "i32" and scalar.removeprefix("-").isdigit():
+            return constant(element, int(scalar))
+        kind = self.vector_of(element)
+        one = self.once(f"insertelement {kind} poison, {element} {scalar}, i32 0")
+        return self.once(
+            f"shufflevector {kind} {one}, {kind} poison, {self.vector} zeroinitializer"
+        )
+
     # -- registers -------------------------------------------------------------------------------
 
     def scalar_at(self, number: int) -> str:

@@ -110,7 +110,7 @@ class Registers(BlockText):
 
     def note_access(self) -> None:
         """Store the current instruction's offset before a runtime call that may fault."""
-        at = self.value(f"getelementptr i8, ptr %context, i64 {layout.ACCESS_PC}")
+        at = self.once(f"getelementptr i8, ptr %context, i64 {layout.ACCESS_PC}")
         self.do(f"store i32 {self.pc}, ptr {at}")
 
     def limit_omod(self, denormals: int) -> None:
@@ -156,10 +156,10 @@ class Registers(BlockText):
 
     def pair(self, low: str, high: str) -> str:
         """Join two i32 into an i64."""
-        wide_low = self.value(f"zext i32 {low} to i64")
-        wide_high = self.value(f"zext i32 {high} to i64")
-        shifted = self.value(f"shl i64 {wide_high}, 32")
-        return self.value(f"or disjoint i64 {shifted}, {wide_low}")
+        wide_low = self.once(f"zext i32 {low} to i64")
+        wide_high = self.once(f"zext i32 {high} to i64")
+        shifted = self.once(f"shl i64 {wide_high}, 32")
+        return self.once(f"or disjoint i64 {shifted}, {wide_low}")
 
     def halves(self, value: str) -> tuple[str, str]:
         """Split an i64 into its low and high i32."""
@@ -240,7 +240,7 @@ class Registers(BlockText):
 
     def context(self, field: int, kind: str) -> str:
         """Load a field of the worker context."""
-        address = self.value(f"getelementptr i8, ptr %context, i64 {field}")
+        address = self.once(f"getelementptr i8, ptr %context, i64 {field}")
         return self.value(f"load {kind}, ptr {address}")
 
     # -- masks ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.host.nest import Axis, Part
 from ugpu.compiler.kernel.host.products.packing import Direct, Packing, direct_height
 from ugpu.compiler.kernel.host.products.sides import NARROW
-from ugpu.compiler.kernel.ir import If, Loop, Statement
+from ugpu.compiler.kernel.ir import If, Loop, Prefetch, Statement
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.state.target import Caches
 
@@ -263,7 +263,9 @@ def test_the_next_panel_is_fetched_line_by_line(width: int, rows: int) -> None:
     across = Part(Axis(column), group.index() * (columns // 2), columns // 2)
     direct = Direct(factor, across, Part(Axis(step), number.index() * steps, steps), width)
     row, panel, at = Range("row", rows), Range("panel", panels // 2), Range("at", steps)
-    fetches = list(direct.ahead(row.index(), rows, panel.index(), at.index()))
+    fetches = list(direct.ahead(row.index(), rows, (panel.index() + 1) * width, at.index()))
+    behind = direct.ahead(row.index(), rows, panel.index() * width + columns, at.index(), 2)
+    assert {fetch.level for fetch in behind} == {2}
     for here in range(panels * slices):
         inside, tile = here % panels % 2, here % panels // 2
         places = {"group": tile, "slice": here // panels, "panel": inside, "at": steps - 1}
@@ -356,6 +358,31 @@ def test_half_of_a_symmetric_product(cpu: Device, side: int, depth: int) -> None
     assert_bits((rows @ rows.permute(0, 2, 1)).numpy(), whole.numpy())
 
 
+@pytest.mark.parametrize(
+    ("depth", "side", "levels"), [(1203, 284, [[2], [2]]), (203, 284, [[], []]), (1203, 60, [[]])]
+)
+def test_a_far_symmetric_product(
+    cpu: Device, depth: int, side: int, levels: list[list[int]]
+) -> None:
+    """Panels bring the next slice of what is far to the second level; of panels that the diagonal
+    crosses, only the half above it is computed."""
+    rng = np.random.default_rng(depth)
+    a = rng.standard_normal((depth, side), dtype=np.float32)
+    found = (Tensor(a, device=cpu).T @ Tensor(a, device=cpu)).numpy()
+    x = Tensor(a, device=cpu)
+    exact = a.T.astype(np.float64) @ a
+    assert_bits((x.T @ x).numpy(), found)
+    assert np.abs(found - exact).max() <= 2.0**-18 * np.abs(exact).max()
+    caches = Caches(48 << 10, 1 << 20)
+    target = dataclasses.replace(
+        HOST, cpu="sapphirerapids", vector_bytes=64, caches=caches, compute_units=1
+    )
+    (kernel,) = kernels_of(_symmetric(1, depth, side), target)
+    panels = [loop for loop in _loops(kernel.body) if loop.range.name == "step"]
+    prefetches = [[each.level for each in p.body if isinstance(each, Prefetch)] for p in panels]
+    assert prefetches == levels
+
+
 @pytest.mark.parametrize("units", [1, 2, 8])
 @pytest.mark.parametrize("cpu", ["znver4", "znver5", "graniterapids", "haswell", "neoverse-n1"])
 def test_no_processor_reads_a_symmetric_product_beyond_what_is_packed(cpu: str, units: int) -> None:
@@ -366,13 +393,16 @@ def test_no_processor_reads_a_symmetric_product_beyond_what_is_packed(cpu: str, 
         HOST, cpu=cpu, vector_bytes=lanes * 4, caches=caches, compute_units=units
     )
     for batch, depth, side in itertools.product((1, 2), (64, 700), (33, 300, 500)):
-        rows = graph.permute(buffer(batch, depth, side, dtype=float32), (0, 2, 1))
-        shape = (batch, side, side, depth)
-        left = graph.expand(graph.reshape(rows, (batch, side, 1, depth)), shape)
-        right = graph.expand(graph.reshape(rows, (batch, 1, side, depth)), shape)
-        pairs = graph.elementwise("mul", float32, left, right)
-        (kernel,) = kernels_of(graph.reduce("sum", pairs, (3,)), target)
+        (kernel,) = kernels_of(_symmetric(batch, depth, side), target)
         assert kernel.body
+
+
+def _symmetric(batch: int, depth: int, side: int) -> Node:
+    rows = graph.permute(buffer(batch, depth, side, dtype=float32), (0, 2, 1))
+    shape = (batch, side, side, depth)
+    left = graph.expand(graph.reshape(rows, (batch, side, 1, depth)), shape)
+    right = graph.expand(graph.reshape(rows, (batch, 1, side, depth)), shape)
+    return graph.reduce("sum", graph.elementwise("mul", float32, left, right), (3,))
 
 
 def assert_bits(found: np.ndarray, wanted: np.ndarray) -> None:
