@@ -78,6 +78,8 @@ def singular(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         squares = squared(current).sum(1)
         products = (conjugate(current) * other).sum(1)
         squares, products = computed(squares, products)
+        # As in `eigen`, by one element: the two may be rounded differently.
+        products = choose(columns < partner, products, conjugate(products[:, partner]))
         cosine, sine = _rotation(squares, squares[:, partner], products, columns, partner)
         cosine, sine = computed(cosine.contiguous(), sine.contiguous())
         current = _rotated(current, partner, cosine, sine).contiguous()
