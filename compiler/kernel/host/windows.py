@@ -227,7 +227,7 @@ class _Windows:
 
     def padding(self) -> Value | None:
         """Return the padding that all images of a group have at the same places, or None."""
-        window, column = self.window, Range("column", self.window.across.size)
+        window, column = self.window, Range("column", self.window.columns)
         if self.images.count == 1:
             return None
         here = substitute(window.image, {window.last: constant(0), window.across: column.index()})

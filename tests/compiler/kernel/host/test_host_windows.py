@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -46,6 +46,9 @@ def _windows(
     st.tuples(st.integers(1, 37), st.integers(1, 37)),
     st.tuples(st.integers(1, 7), st.integers(1, 7)), st.integers(1, 3), st.integers(0, 3),
 )  # fmt: skip
+@example(1, "float32", 1, 2, (24, 1), (1, 2), 1, 2)  # padding as wide as the window
+@example(2, "float32", 2, 2, (13, 14), (1, 2), 2, 4)
+@example(3, "int32", 3, 6, (24, 37), (1, 2), 2, 4)
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
