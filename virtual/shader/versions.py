@@ -1,8 +1,8 @@
 """Two versions of a translated kernel: one that compiles fast, and one that runs fast.
 
 The first runs at once. The second is compiled behind the program once the kernel is launched often
-or for long, and takes the first one's place between two calls of it. Both are made from the same
-IR, so results and the state of a wave that waits are equal. If the second fails, the first stays.
+or for long, and takes the first one's place between two calls of it. Both give equal results, and
+keep the state of a wave that waits alike. If the second fails, the first stays.
 """
 
 from __future__ import annotations
@@ -48,21 +48,29 @@ class Versions:
         self.name = name
         self.failures = 0
 
-    def code(self, ir: Callable[[], str], *parts: bytes | str | int, both: bool = True) -> Code:
+    def code(
+        self, ir: Callable[[], str], *parts: bytes | str | int, both: bool = True,
+        first: Callable[[], str] | None = None,
+    ) -> Code:  # fmt: skip
         """Return a kernel's code. ir: makes its IR; also called later, in another thread. parts:
-        all that the IR depends on. both: whether a first version has a second."""
+        all that the IR depends on. both: whether a first version has a second. first: makes IR that
+        is compiled without LLVM's passes, for the first version; None: it has the second one's."""
         keys = [jit.key_of(self.packages, *parts, level) for level in (QUICK, CAREFUL)]
         best = self.objects.get(keys[CAREFUL])
         if best is not None:
             return Code(self, best)
-        first = self.objects.get(keys[QUICK])
+        image = self.objects.get(keys[QUICK])
         level = QUICK if config().tiers or not both else CAREFUL
-        if first is None or level == CAREFUL:
-            text = ir()
-            level = CAREFUL if len(text) > MOST else level
-            make = partial(jit.compile_object, text, jit.LIMITED, level)
-            first = self.objects.made(keys[level], make)
-        return Code(self, first, (ir, keys[CAREFUL]) if both and level == QUICK else None)
+        if image is None or level == CAREFUL:
+            passes, text = jit.LIMITED, ""
+            if level == QUICK and first is not None:
+                passes, text = jit.NO_PASSES, first()
+            if not text or len(text) > MOST:
+                passes, text = jit.LIMITED, ir()
+                level = CAREFUL if len(text) > MOST else level
+            make = partial(jit.compile_object, text, passes, level)
+            image = self.objects.made(keys[level], make)
+        return Code(self, image, (ir, keys[CAREFUL]) if both and level == QUICK else None)
 
     def failed(self, error: UgpuError) -> None:
         """Report that a second version could not be made: the first time as a warning."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.compiler.strict.owners import NONE, Unknown, owners, watch
+from tests.support.compiler.compiler_cases import GFX1100
+from tests.support.compiler.strict.owners import NONE, Unknown, checked, lowered, owners
 from tests.support.corpus.operation_corpus import corpus
 from ugpu import hcq
 from ugpu.compiler import Tensor
@@ -16,8 +17,10 @@ from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.algebra import Range, at_least_zero, constant
 from ugpu.compiler.expression.value import Memory, broadcast, const
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Store, group_range
-from ugpu.compiler.runtime.runtime import use_cache
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.cpu.driver import host_target
+from ugpu.hcq.device.device import core_of
+from ugpu.hcq.state.target import TargetSpec, matrix_family, ptx_target
+from ugpu.qcom import chips
 
 TURNS = 40  # the fast suite checks every fortieth case
 OUT = Memory("out", float32, 10)
@@ -77,39 +80,47 @@ def test_one_too_large() -> None:
     [(32, 64, 34, 2, 1), (24, 40, 71, 3, 2), (8, 3, 112, 7, 2), (128, 128, 30, 3, 1)],
 )
 def test_convolutions(
-    threads: int, out: int, channels: int, side: int, window: int, stride: int,
-    monkeypatch: pytest.MonkeyPatch,
+    threads: int, out: int, channels: int, side: int, window: int, stride: int
 ) -> None:  # fmt: skip
     """Groups of some rows of an image, whose columns do not fill whole panels; and of some
     channels in Winograd tiles, which do not either."""
-    counts = watch(monkeypatch)
     with hcq.open("cpu", threads=threads) as device:
-        use_cache(device, None)
         image = Tensor.zeros(1, channels, side, side, device=device).contiguous()
         weights = Tensor.zeros(out, channels, window, window, device=device).contiguous()
-        image.conv2d(weights, stride=stride).realize()
-    assert counts.checked and not counts.unknown
+        found, unknown = checked(lowered(image.conv2d(weights, stride=stride), device.target))
+    assert found and not unknown
 
 
-def checked(device: Device, names: list[str], patch: pytest.MonkeyPatch) -> None:
-    use_cache(device, None)
-    counts = watch(patch)
-    for name in names:
-        corpus()[name].build(device).realize()
-    assert counts.checked > 4 * len(counts.unknown) and counts.checked >= len(names) // 2
+def amd(cpu: str, wave: int) -> TargetSpec:
+    return replace(GFX1100, name=cpu, cpu=cpu, wave_size=wave, matrix=matrix_family(cpu))
 
 
-@pytest.mark.parametrize(
-    ("device", "turn"), [("cpu", 3), ("virtual:navi31", 7), ("virtual:gh100", 11)]
-)
-def test_a_share_of_the_corpus(device: str, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hcq.open(device) as opened:
-        checked(opened, list(corpus())[turn::TURNS], monkeypatch)
+WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx942": 64, "gfx950": 64}
+TARGETS = [
+    host_target(1), replace(host_target(2), vector_bytes=32),
+    *(amd(cpu, wave) for cpu, wave in WAVES.items()), replace(GFX1100, name="wide", wave_size=64),
+    *(ptx_target(cpu, 64) for cpu in ("sm_75", "sm_89", "sm_90a", "sm_120a")),
+    *(chips.facts(name).target() for name in ("a630", "a660", "a740", "a750")),
+]  # fmt: skip
+
+
+def check_corpus(names: list[str], target: TargetSpec, patch: pytest.MonkeyPatch) -> None:
+    """The host's device holds inputs, and takes the target, by which methods choose."""
+    with hcq.open("cpu") as host:
+        patch.setattr(core_of(host).driver, "target", target)
+        results = [corpus()[name].build(host) for name in names]
+        found, unknown = checked(kernel for each in results for kernel in lowered(each, target))
+    assert found > 4 * len(unknown) and 2 * found > len(names)
+    assert all(" needs " in reason for reason in unknown), unknown  # data
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_share_of_the_corpus(target: TargetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = TARGETS.index(target)
+    check_corpus(list(corpus())[turn::TURNS], target, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quarter", range(4))
-@pytest.mark.parametrize("device", ["cpu", "virtual:navi31", "virtual:gh100"])
-def test_the_whole_corpus(device: str, quarter: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hcq.open(device) as opened:
-        checked(opened, list(corpus())[quarter::4], monkeypatch)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_the_whole_corpus(target: TargetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_corpus(list(corpus()), target, monkeypatch)

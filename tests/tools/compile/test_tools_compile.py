@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.adreno.mesa import MESA
+from tests.support.folders import ROOT
 from ugpu import hcq
 from ugpu.compiler.runtime.runtime import kernel_log, set_default_device, use_cache
 from ugpu.hcq.state.config import setting
@@ -72,6 +76,30 @@ def check_nothing_is_compiled(device: str, script: Path, folder: Path, made: obj
             runpy.run_path(str(script))["work"](opened)
     assert {kernel.name for kernel in kernels} == set(made["kernels"])
     assert all(kernel.from_disk for kernel in kernels)
+
+
+@pytest.mark.parametrize(("target", "translations"), [
+    ("virtual:navi31", "gfx1100"), ("virtual:gh100", "sm_90"),
+    pytest.param("virtual:a740", "ir3",
+                 marks=pytest.mark.skipif(not MESA, reason="tinymesa is not installed")),
+])  # fmt: skip
+def test_another_process_translates_nothing(
+    target: str, translations: str, script: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "objects"
+
+    def python(*arguments: str) -> set[Path]:
+        subprocess.run([sys.executable, *arguments], check=True, cwd=ROOT, capture_output=True)
+        return {path for path in folder.rglob("*") if path.is_file()}
+
+    program = "-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    with setting("UGPU_TIERS", "1"):
+        known = python("-m", "ugpu", "compile", str(script), "--target", target, "-o", str(folder))
+        assert any(path.parent.name == translations for path in known)
+        with setting("UGPU_CACHE", str(folder)), setting("UGPU_DEVICE", target):
+            assert python(*program) == known
+            shutil.rmtree(folder / translations)
+            assert python(*program) == known
 
 
 def test_one_folder_holds_code_of_the_model_and_of_its_board(

@@ -12,8 +12,8 @@ import pytest
 from ugpu.hcq.errors import CompileError, UgpuError
 from ugpu.hcq.objects import jit, recompile
 from ugpu.hcq.state.config import setting
-from ugpu.virtual.nvidia.sm.runtime.library import OFTEN, Launcher
 from ugpu.virtual.shader import library, versions
+from ugpu.virtual.shader.entry import OFTEN, Entry
 
 IR = "define i32 @f(i32 %x) {\n  %y = mul i32 %x, 3\n  ret i32 %y\n}\n"
 
@@ -213,7 +213,7 @@ def test_a_launcher_has_a_second_version_after_many_calls(held: Held, tmp_path: 
     ir = "define i32 @nvsm_sum(ptr %a, ptr %b) {\n  %x = ptrtoint ptr %a to i32\n" \
          "  %y = ptrtoint ptr %b to i32\n  %z = add i32 %x, %y\n  ret i32 %z\n}\n"  # fmt: skip
     functions = library.Library((), tmp_path, "sums", ((lambda: (ir, set()), ["nvsm_sum"]),))
-    launcher = Launcher(functions, "sum")
+    launcher = Entry(functions, "nvsm_sum")
     for number in range(OFTEN - 1):
         assert launcher(number, 5) == number + 5
     assert not held.held

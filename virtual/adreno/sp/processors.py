@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +21,12 @@ from ugpu.virtual.adreno.sp.runtime.library import LAUNCH, SOURCES, functions
 from ugpu.virtual.adreno.sp.runtime.stepping import Stepping
 from ugpu.virtual.adreno.sp.runtime.worker import Run, Worker
 from ugpu.virtual.adreno.sp.translator.translate import Shape, translate
+from ugpu.virtual.shader.entry import Entry
 from ugpu.virtual.shader.memory import Abort, place_of
 from ugpu.virtual.shader.threads import waves
 from ugpu.virtual.shader.threads.executor import Executor, Recent
 from ugpu.virtual.shader.versions import Code, Versions
 
-_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _KERNEL = "ugpu_ir3_kernel"
 _MOST_CAREFUL = 600  # most instructions of a kernel whose native code is optimised
 _ENDINGS = {
@@ -92,7 +91,7 @@ class Processors(Executor[Worker, Outcome]):
         self._sources: Recent[tuple[object, ...], Source] = Recent()
         self._kernels: Recent[tuple[str, Shape], Kernel] = Recent()
         library = functions(cache)
-        self._launch = _LAUNCH(library.address(LAUNCH))
+        self._launch = Entry(library, LAUNCH)
         self._versions = Versions(SOURCES, self._objects, _KERNEL, library)
 
     def _worker(self, number: int) -> Worker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import threading
 import time
@@ -28,6 +27,7 @@ from ugpu.virtual.amd.isa.waits import check
 from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
 from ugpu.virtual.shader import atomics, context
 from ugpu.virtual.shader import math as emu_math
+from ugpu.virtual.shader.entry import Entry
 from ugpu.virtual.shader.lanes.every import PREFIX
 from ugpu.virtual.shader.lanes.functions import LANE_MEMORY
 from ugpu.virtual.shader.library import Library
@@ -36,7 +36,6 @@ from ugpu.virtual.shader.threads import waves
 from ugpu.virtual.shader.threads.executor import Executor, Recent
 from ugpu.virtual.shader.versions import Code, Versions
 
-LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _SOURCES = (Path(__file__).parent, emu.PACKAGE)
 _KERNEL = "ugpu_kernel"
 _AT = re.compile(r"\bat (0x[0-9a-f]+)\b")  # addresses of instructions in violations
@@ -109,7 +108,7 @@ class GfxCore(Executor[Worker, Outcome]):
         self._extending = threading.Lock()
         functions = _runtime(cache)
         self._versions = Versions(_SOURCES, self._objects, _KERNEL, functions)
-        self._launch = LAUNCH(functions.address(wave.NAME))
+        self._launch = Entry(functions, wave.NAME)
 
     def _worker(self, number: int) -> Worker:
         return Worker(watched=self._check_waits)
@@ -261,18 +260,21 @@ class GfxCore(Executor[Worker, Outcome]):
             code = self._versions.code(
                 ir, kind, program.digest, launch.vgprs, int(launch.full), modes,
                 int(self._check_waits), both=not stepped,
+                first=None if stepped else partial(ir, quick=True),
             )  # fmt: skip
             self._compiled.put(mark, code)
         violations = tuple(check(program)) if self._check_waits else ()
         return Kernel(program, code, violations)
 
-    def _ir(self, program: Program, vgprs: int, full: bool, modes: int) -> str:
+    def _ir(
+        self, program: Program, vgprs: int, full: bool, modes: int, *, quick: bool = False
+    ) -> str:
         stepped = self._stepping is not None
         if not stepped:
             mark_full_blocks(program, full)
         return translate(
             program, vgprs, _KERNEL, modes,
-            stepped=stepped, keep=self._keep, races=self._check_waits,
+            stepped=stepped, keep=self._keep, races=self._check_waits, quick=quick,
         )  # fmt: skip
 
 

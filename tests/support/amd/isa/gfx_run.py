@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tests.support.shader_memory import ArrayMemory
 from ugpu.hcq.objects.code_object import KernelImage, parse_amdhsa
+from ugpu.hcq.state.config import setting
 from ugpu.virtual.amd.isa.core import GfxCore
 from ugpu.virtual.amd.shader import Dispatch, Outcome
+from ugpu.virtual.shader import versions
 from ugpu.virtual.shader.memory import Abort
 
 CODE = 0x0000_7E00_0000_0000
@@ -23,6 +28,16 @@ SCRATCH = 0x0000_7E80_0000_0000
 SHARED_APERTURE = 0x0001 << 48
 PRIVATE_APERTURE = 0x0002 << 48
 _MOST_SCRATCH_WAVES = 256
+FIRST, SECOND = "1", "0"  # UGPU_TIERS
+
+
+@contextmanager
+def version_alone(version: str) -> Iterator[None]:
+    """Have kernels run in their first or second version, and no other, in the block."""
+    with setting("UGPU_TIERS", version), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(versions, "OFTEN", 1 << 62)
+        patch.setattr(versions, "LONG_S", math.inf)
+        yield
 
 
 @dataclass

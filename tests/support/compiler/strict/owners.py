@@ -6,19 +6,26 @@ they disagree, and one that none stores is whatever memory had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
+from ugpu.compiler import Tensor
 from ugpu.compiler.expression.algebra import Index
+from ugpu.compiler.expression.lookup import atoms
+from ugpu.compiler.expression.table import Table
 from ugpu.compiler.expression.value import Memory
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.lower import lower
 from ugpu.compiler.kernel.text import format_kernel
-from ugpu.compiler.runtime.kernels import programs
+from ugpu.compiler.plan.arrange import arrange
+from ugpu.compiler.plan.packing import computation_of
+from ugpu.compiler.plan.plan import kernels, structure
+from ugpu.compiler.schedule.hazards import in_place
+from ugpu.hcq.state.target import TargetSpec
 
 MOST = 1 << 24  # stores of a kernel, with those that a bound cuts off; larger kernels are refused
 NONE = -1  # the group of what is not stored
@@ -38,8 +45,13 @@ class _Walk:
     stored: frozenset[Memory]
 
     def at(self, index: Index) -> Array:
+        known = dict(self.values)
+        for atom in atoms(index):
+            if isinstance(atom, Table):
+                part = np.searchsorted(atom.starts, self.at(atom.number), side="right")
+                known[atom.key] = np.asarray(atom.entries)[part]
         try:
-            return np.asarray(index.evaluate(self.values))
+            return np.asarray(index.evaluate(known))
         except KeyError as error:
             raise Unknown(f"{index} needs {error}") from error
 
@@ -108,34 +120,30 @@ def owners(kernel: Kernel) -> dict[Memory, Array]:
     return found
 
 
-@dataclass
-class Counts:
-    """checked: kernels each of whose elements one group stores. unknown: why others were not."""
+def lowered(result: Tensor, target: TargetSpec) -> list[Kernel]:
+    """Return the kernels that compute a tensor on a target, which needs no device of its kind."""
+    root = result.node
+    while root.op == "reshape":
+        root = root.sources[0]
+    _, nodes = structure([root])
+    groups = kernels(arrange([root], in_place(nodes, [root]), target), target)
+    return [lower(computation_of(group), target) for group in groups]
 
-    checked: int
-    unknown: list[str]
 
-
-def watch(patch: pytest.MonkeyPatch) -> Counts:
-    """Check each kernel that a device's runtime lowers from now on: one group stores each element
-    of its results. AssertionError where the tensor is realized."""
-    counts = Counts(0, [])
-    lower: Callable[..., Kernel] = vars(programs)["lower"]
-
-    def checked(*given: Any) -> Kernel:
-        kernel = lower(*given)
+def checked(computed: Iterable[Kernel]) -> tuple[int, list[str]]:
+    """Return how many of these kernels store each element of their results by one group, and why
+    it is unknown of others. AssertionError if one does not."""
+    count, unknown = 0, []
+    for kernel in computed:
         try:
             found = owners(kernel)
         except Unknown as error:
-            counts.unknown.append(f"{kernel.name}: {error}")
-            return kernel
+            unknown.append(f"{kernel.name}: {error}")
+            continue
         for memory, owner in found.items():
             assert (owner != NONE).all(), (
                 f"{memory.name}[{int(np.argmax(owner == NONE))}] is not stored by\n"
                 f"{format_kernel(kernel)}"
             )
-        counts.checked += 1
-        return kernel
-
-    patch.setattr(programs, "lower", checked)
-    return counts
+        count += 1
+    return count, unknown

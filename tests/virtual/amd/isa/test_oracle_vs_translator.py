@@ -30,6 +30,7 @@ from tests.support.amd.isa.gfx_case_makers import (
     without_denormals,
 )
 from tests.support.amd.isa.gfx_cases import Case, NotTranslated, Registers, run_core, run_oracle
+from tests.support.amd.isa.gfx_run import FIRST, SECOND, version_alone
 from ugpu.hcq.errors import NotSupported
 from ugpu.virtual.amd.isa.core import GfxCore
 from ugpu.virtual.amd.isa.decoder.decode import decode
@@ -54,11 +55,12 @@ class Zeros:
         pass
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[GfxCore]:
-    made = GfxCore(workers=1)
-    yield made
-    made.close()
+@pytest.fixture(scope="module", params=[FIRST, SECOND])
+def core(request: pytest.FixtureRequest) -> Iterator[GfxCore]:
+    with version_alone(request.param):
+        made = GfxCore(workers=1)
+        yield made
+        made.close()
 
 
 def _same(name: str, first: np.ndarray, second: np.ndarray) -> np.ndarray:

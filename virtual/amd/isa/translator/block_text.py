@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from ugpu.virtual.amd.isa.runtime import layout
 from ugpu.virtual.shader.text import Text, constant
 
 SCC = 128  # its number among scalar registers, whose encodings are below
@@ -16,12 +17,14 @@ _CONSTANT = re.compile(r"splat \(i\d+ (\d+)\)")
 
 
 class BlockText(Text):
-    """IR text of instructions. stepped: all registers are in the wave state, where a debugger reads
-    and changes them between instructions, so that nothing is known of them."""
+    """IR text of instructions. resident: all registers are in the wave state, between blocks.
+    stepped: a debugger reads and changes them there between instructions, so that nothing is known
+    of them."""
 
     def __init__(self, lanes: int) -> None:
         super().__init__(lanes)
         self.stepped = False
+        self.resident = False
         self._vectors: dict[int, tuple[str, str]] = {}  # element and value
         self._scalars: dict[int, str] = {}
         self._once: dict[str, str] = {}  # results by expression
@@ -75,6 +78,22 @@ class BlockText(Text):
         return super().binary(operation, element, a, b)
 
     # -- registers -------------------------------------------------------------------------------
+
+    def scalar_at(self, number: int) -> str:
+        """Return the address of a scalar register.
+
+        In the wave state it is computed once a block: an address in an access costs nothing, one
+        of the whole function would be a value to spill.
+        """
+        if self.resident:
+            return self.once(f"getelementptr i32, ptr %wave, i32 {number}")
+        return f"%s{number}"
+
+    def scc_at(self) -> str:
+        """Return the address of SCC."""
+        if self.resident:
+            return self.once(f"getelementptr i8, ptr %wave, i64 {layout.STATE_SCC}")
+        return "%scc"
 
     def known_vector(self, number: int) -> tuple[str, str] | None:
         """Return element and value of a vector register; None if the caller must read it from

@@ -58,7 +58,8 @@ def poll_abort(e: Registers, pc: int) -> None:
     """Leave the function if the dispatch is being aborted; store a snapshot if one is requested.
 
     A snapshot contains the wave's program counter, its scalar registers and the vector registers
-    that it still needs (virtual.shader.memory.Abort.look).
+    that it still needs (virtual.shader.memory.Abort.look). A wave whose registers are in its state
+    stays here until they have been read.
     """
     asked = e.value("load atomic i64, ptr %abort monotonic, align 8")  # both words of the flag
     halted = e.value("load atomic i32, ptr %stop monotonic, align 4")
@@ -70,10 +71,11 @@ def poll_abort(e: Registers, pc: int) -> None:
     stop = e.value(f"icmp ne i32 {e.value(f'trunc i64 {either} to i32')}, 0")
     e.do(f"br i1 {stop}, label %stopped, label %{note}")
     e.begin(note)
-    e.do(SPILL)
-    e.do(f"{NOTE}{e.needed.get(pc, 0):x}")
-    scc = e.value(f"zext i1 {e.scc()} to i32")
-    e.do(f"store i32 {scc}, ptr %scc.p")
+    if not e.resident:
+        e.do(SPILL)
+        e.do(f"{NOTE}{e.needed.get(pc, 0):x}")
+        scc = e.value(f"zext i1 {e.scc()} to i32")
+        e.do(f"store i32 {scc}, ptr %scc.p")
     at, looks = (
         e.value(f"getelementptr i8, ptr %context, i64 {field}")
         for field in (layout.LOOK_PC, layout.LOOKS)
@@ -81,7 +83,15 @@ def poll_abort(e: Registers, pc: int) -> None:
     e.do(f"store i32 {pc}, ptr {at}")
     count = e.value(f"load i32, ptr {looks}")
     e.do(f"store atomic i32 {e.value(f'add i32 {count}, 1')}, ptr {looks} release, align 4")
-    e.do(f"br label %{on}")
+    if e.resident:
+        seen = e.new_label("seen")
+        e.do(f"br label %{seen}")
+        e.begin(seen)
+        now = e.value("load atomic i64, ptr %abort acquire, align 8")
+        waits = e.value(f"icmp eq i64 {now}, {1 << 32}")
+        e.do(f"br i1 {waits}, label %{seen}, label %{on}")
+    else:
+        e.do(f"br label %{on}")
     e.begin(on)
 
 

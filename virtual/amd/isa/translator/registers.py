@@ -131,10 +131,10 @@ class Registers(BlockText):
         known = self.known_scalar(number)
         if known:
             return known
-        value = self.value(f"load i32, ptr %s{number}")
+        value = self.value(f"load i32, ptr {self.scalar_at(number)}")
         if self.gfx12 and number == layout.SGPR_GROUP_YZ:
             self.used_scalars.add(layout.SGPR_GROUP_Z)
-            z = self.value(f"load i32, ptr %s{layout.SGPR_GROUP_Z}")
+            z = self.value(f"load i32, ptr {self.scalar_at(layout.SGPR_GROUP_Z)}")
             return self.value(f"or i32 {value}, {self.value(f'shl i32 {z}, 16')}")
         self.know_scalar(number, value)
         return value
@@ -146,7 +146,8 @@ class Registers(BlockText):
         if number > 127:
             raise Unsupported(f"scalar register {number}")
         self.used_scalars.add(number)
-        self.store(f"s{number}", [f"store i32 {value}, ptr %s{number}"])
+        at = self.scalar_at(number)
+        self.store(f"s{number}", [f"store i32 {value}, ptr {at}"])
         if not (self.gfx12 and number == layout.SGPR_GROUP_YZ):
             self.know_scalar(number, value)
         if number in (layout.SGPR_EXEC, layout.SGPR_EXEC + 1):
@@ -227,13 +228,14 @@ class Registers(BlockText):
         known = self.known_scalar(SCC)
         if known:
             return known
-        value = self.value("load i1, ptr %scc")
+        value = self.value(f"load i1, ptr {self.scc_at()}")
         self.know_scalar(SCC, value)
         return value
 
     def set_scc(self, value: str) -> None:
         """Write SCC (i1)."""
-        self.store(f"s{SCC}", [f"store i1 {value}, ptr %scc"])
+        at = self.scc_at()
+        self.store(f"s{SCC}", [f"store i1 {value}, ptr {at}"])
         self.know_scalar(SCC, value)
 
     def context(self, field: int, kind: str) -> str:

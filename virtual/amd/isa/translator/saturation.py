@@ -13,21 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ugpu.virtual.amd.isa.runtime import layout
+from ugpu.virtual.amd.isa.translator.block_text import BlockText
 from ugpu.virtual.shader.text import ELEMENT_BITS, Text, constant, integer_of
 
 _INFINITY = {"half": 0x7C00, "float": 0x7F80_0000, "double": 0x7FF0 << 48}
 _LARGEST_HALF = 0x7BFF
 
 
-def flag(e: Text) -> str:
+def flag(e: BlockText) -> str:
     """Return MODE.FP16_OVFL as i1. The caller has noted the use of its place."""
-    word = e.value(f"load i32, ptr %s{layout.SGPR_NULL}")
+    word = e.value(f"load i32, ptr {e.scalar_at(layout.SGPR_NULL)}")
     return e.value(f"icmp ne i32 {word}, 0")
 
 
-def set_flag(e: Text, value: int) -> None:
+def set_flag(e: BlockText, value: int) -> None:
     """Write MODE.FP16_OVFL."""
-    e.do(f"store i32 {value}, ptr %s{layout.SGPR_NULL}")
+    e.do(f"store i32 {value}, ptr {e.scalar_at(layout.SGPR_NULL)}")
 
 
 def infinite(e: Text, kind: str, value: str) -> str:
@@ -39,7 +40,7 @@ def infinite(e: Text, kind: str, value: str) -> str:
     return e.compare("eq", integer, size, constant(integer, _INFINITY[kind]))
 
 
-def saturated(e: Text, value: str, sources: Sequence[tuple[str, str]]) -> str:
+def saturated(e: BlockText, value: str, sources: Sequence[tuple[str, str]]) -> str:
     """Limit halves. sources: kind and value of each float that they were computed from."""
     over = e.binary("and", "i1", infinite(e, "half", value), e.broadcast("i1", flag(e)))
     for kind, source in sources:

@@ -6,19 +6,14 @@ registers, all of which are pinned. So a debugger can read and change them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ugpu.virtual.amd.isa.runtime import layout
 from ugpu.virtual.amd.isa.translator.registers import Registers
 from ugpu.virtual.shader import context, stepping
 from ugpu.virtual.shader.threads import waves
 
 
-def in_place(scalars: Sequence[int]) -> list[str]:
-    """Return the lines that locate the scalar registers, the table and the debugger's function."""
-    lines = [f"  %s{k} = getelementptr i32, ptr %wave, i32 {k}" for k in scalars]
-    lines.append(f"  %scc = getelementptr i8, ptr %wave, i64 {layout.STATE_SCC}")
-    return [*lines, *stepping.found(context.STEPS, context.STEP)]
+def tables() -> list[str]:
+    """Return the lines that locate the table and the debugger's function."""
+    return stepping.found(context.STEPS, context.STEP)
 
 
 def look(e: Registers, pc: int) -> None:

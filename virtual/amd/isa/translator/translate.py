@@ -79,6 +79,7 @@ def translate(
     stepped: bool = False,
     keep: bool = False,
     races: bool = False,
+    quick: bool = False,
 ) -> str:
     """Return the IR module of a program that has `vector_limit` vector registers.
 
@@ -86,12 +87,14 @@ def translate(
     instruction, and the code halts where a debugger requests it (`translator.stepping`); requires
     blocks that are not `full`. keep: the wave state holds all vector registers, and the next wave
     starts with them. races: accesses of local memory are noted (`runtime.races`).
+    quick: the wave state holds all registers, so that the text needs none of LLVM's passes: code
+    that is generated fast keeps values of several blocks in memory anyway.
     """
     every = frozenset(range(vector_limit))
-    pinned = every if stepped or keep else pinned_registers(program, vector_limit)
+    pinned = every if stepped or keep or quick else pinned_registers(program, vector_limit)
     e = Registers(vector_limit, pinned, modes, program.lanes)
     e.gfx12 = program.target.memory is Memory.GFX12
-    e.stepped, e.kept, e.races = stepped, keep, races
+    e.stepped, e.kept, e.races, e.resident = stepped, keep, races, stepped or quick
     if stepped:
         e.used_vectors |= every
     resumes: set[int] = set(program.roots)
@@ -191,13 +194,14 @@ def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
 
 
 def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps: bool) -> str:
-    scalars, vectors = sorted(e.used_scalars), sorted(e.used_vectors)
+    scalars = [] if e.resident else sorted(e.used_scalars)
+    vectors = sorted(e.used_vectors)
     # Vectors that live across a call are spilled: unaligned they would cross lines of the cache.
     attributes = 'nounwind "stackrealign"'
     head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) {attributes} {{", "entry:"]
     if e.stepped:
-        head.extend(emit_stepping.in_place(scalars))
-    else:
+        head.extend(emit_stepping.tables())
+    if not e.resident:
         head.append("  %scc = alloca i1")
         head.extend(f"  %s{k} = alloca i32" for k in scalars)
     moving = [k for k in vectors if k not in e.pinned]
@@ -222,11 +226,12 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
         head.append(f"  %sp{k} = getelementptr i32, ptr %wave, i32 {k}")
         head.append(f"  %si{k} = load i32, ptr %sp{k}")
         head.append(f"  store i32 %si{k}, ptr %s{k}")
-    head.append(f"  %scc.p = getelementptr i8, ptr %wave, i64 {layout.STATE_SCC}")
-    head.append("  %scc.i = load i32, ptr %scc.p")
-    head.append("  %scc.b = icmp ne i32 %scc.i, 0")
-    head.append("  store i1 %scc.b, ptr %scc")
-    for k in vectors:
+    if not e.resident:
+        head.append(f"  %scc.p = getelementptr i8, ptr %wave, i64 {layout.STATE_SCC}")
+        head.append("  %scc.i = load i32, ptr %scc.p")
+        head.append("  %scc.b = icmp ne i32 %scc.i, 0")
+        head.append("  store i1 %scc.b, ptr %scc")
+    for k in moving if e.resident else vectors:
         for turn in e.passes:
             at = layout.register_at(k, turn, e.vector_limit)
             head.append(f"  %vp{k}.{turn} = getelementptr i8, ptr %wave, i64 {at}")
@@ -237,7 +242,7 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append(f"  br label %pc{program.entry}")
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
-    tail = [*_save(scalars, moving, e.lanes), "stopped:", f"  ret i32 {waves.ABORTED}", "}"]
+    tail = [*_save(e, scalars, moving), "stopped:", f"  ret i32 {waves.ABORTED}", "}"]
     lines = [line for line in e.lines if line]
     body = emit_relative.expanded(lines, scalars, frozenset(moving), e.lanes)
     return "\n".join([*head, *body, *tail, *sorted(e.declarations), PROFILES])
@@ -250,6 +255,15 @@ def _initial(e: Registers, vectors: list[int]) -> list[str]:
     """
     t = Text(e.lanes, "vi")
     if e.kept:
+        return t.lines
+    if e.resident:
+        size = layout.REGISTER * max(vectors, default=0)  # v1 and further ones
+        for turn in e.passes if size else ():
+            at = t.value(
+                f"getelementptr i8, ptr %wave, i64 {layout.register_at(1, turn, e.vector_limit)}"
+            )
+            t.do(f"call void @llvm.memset.p0.i64(ptr align 64 {at}, i8 0, i64 {size}, i1 false)")
+            e.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
         return t.lines
     for k in vectors:
         if k in e.pinned:
@@ -291,15 +305,16 @@ def _resume(vectors: list[int], entry: int, resumes: list[int], lanes: int) -> l
     return lines
 
 
-def _save(scalars: list[int], vectors: list[int], lanes: int) -> list[str]:
+def _save(e: Registers, scalars: list[int], vectors: list[int]) -> list[str]:
     lines = ["save:"]
     for k in scalars:
         lines.append(f"  %so{k} = load i32, ptr %s{k}")
         lines.append(f"  store i32 %so{k}, ptr %sp{k}")
-    lines.append("  %scc.o = load i1, ptr %scc")
-    lines.append("  %scc.w = zext i1 %scc.o to i32")
-    lines.append("  store i32 %scc.w, ptr %scc.p")
-    lines.extend(emit_relative.stored_vectors(Text(lanes, "vo"), vectors))
+    if not e.resident:
+        lines.append("  %scc.o = load i1, ptr %scc")
+        lines.append("  %scc.w = zext i1 %scc.o to i32")
+        lines.append("  store i32 %scc.w, ptr %scc.p")
+    lines.extend(emit_relative.stored_vectors(Text(e.lanes, "vo"), vectors))
     lines.append("  %resume.o = load i32, ptr %resume.slot")
     lines.append("  store i32 %resume.o, ptr %resume.p")
     lines.append("  %code.o = load i32, ptr %code.slot")

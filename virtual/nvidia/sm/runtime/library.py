@@ -1,14 +1,11 @@
 """Compile the native functions that kernels share, and register their names with the linker.
 
-A launcher has a first version, which compiles in an eighth of the time. The functions for
-asynchronous kernels are compiled at the first such kernel. The launcher calls them through
-addresses in the worker context.
+The functions for asynchronous kernels are compiled at the first such kernel. The launcher calls
+them through addresses in the worker context.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -25,48 +22,32 @@ from ugpu.virtual.nvidia.sm.runtime.flights import (
 from ugpu.virtual.nvidia.sm.runtime.launch import clusters, launcher, residents
 from ugpu.virtual.shader import atomics as shared_atomics
 from ugpu.virtual.shader import math as emu_math
+from ugpu.virtual.shader.entry import Entry
 from ugpu.virtual.shader.library import Library
 
-_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _SOURCES = (Path(__file__).parent.parent, emu.PACKAGE)
 
 
-OFTEN = 200  # calls of a launcher after which its second version is worth compiling
-
-
 class Launcher:
-    """A function that runs the groups of a grid, its clusters, or those that wait; compiled at its
-    first call. Several threads may call it. waiting: runs a group whose warps all wait."""
+    """What runs the groups of a grid. waiting: runs a group whose warps all
+    wait."""
 
-    def __init__(self, functions: Library, name: str, waiting: Launcher | None = None) -> None:
-        self._functions = functions
-        self._name = resolve.PREFIX + name
+    def __init__(self, groups: Entry, waiting: Entry) -> None:
+        self._groups = groups
         self._waiting = waiting
-        self._calls = 0
-        self._native: Callable[[int, int], int] | None = None
 
     def __call__(self, context: int, kernel: int) -> int:
         """Run a kernel; both are addresses. Return a code of `layout`."""
-        code = self._call(context, kernel)
-        while code == layout.WAITING and self._waiting is not None:
+        code = self._groups(context, kernel)
+        while code == layout.WAITING:
             code = self._waiting(context, kernel)
             if code == layout.FINISHED:  # the groups that have begun: others may not have
-                code = self._call(context, kernel)
+                code = self._groups(context, kernel)
         return code
-
-    def _call(self, context: int, kernel: int) -> int:
-        native = self._native
-        if native is None or self._functions.improved(self._name):
-            address = self._functions.address(self._name, quick=native is None)
-            native = self._native = _LAUNCH(address)
-        self._calls += 1
-        if self._calls == OFTEN:
-            self._functions.improve([self._name])
-        return native(context, kernel)
 
 
 @cache
-def launchers(folder: Path | None) -> tuple[Launcher, Launcher]:
+def launchers(folder: Path | None) -> tuple[Launcher, Entry]:
     """Return the launchers, of groups and of clusters. Makes the functions for all kernels
     available."""
     functions = Library(_SOURCES, folder, "runtime", (
@@ -77,8 +58,11 @@ def launchers(folder: Path | None) -> tuple[Launcher, Launcher]:
         (distributed.distributed_ir, distributed.names()),
         (clusters.clusters_ir, clusters.names()), (residents.residents_ir, residents.names()),
     ))  # fmt: skip
-    waiting = Launcher(functions, "residents")
-    return Launcher(functions, "launch", waiting), Launcher(functions, "launch_clusters")
+    groups, waiting, whole = (
+        Entry(functions, resolve.PREFIX + name)
+        for name in ("launch", "residents", "launch_clusters")
+    )
+    return Launcher(groups, waiting), whole
 
 
 @cache

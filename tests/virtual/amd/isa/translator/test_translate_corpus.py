@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.support.amd.isa.gfx_corpus import compile_ir, corpus
 from tests.support.amd.isa.gfx_host import HostKernel, has_twin, same_floats
-from tests.support.amd.isa.gfx_run import Machine
+from tests.support.amd.isa.gfx_run import FIRST, SECOND, Machine, version_alone
 from ugpu.virtual.amd.isa.core import GfxCore
 from ugpu.virtual.amd.shader import Ending
 
@@ -82,9 +83,10 @@ def _twins() -> list[str]:
     return [name for name, ir in corpus().items() if has_twin(ir) and name not in misaligned]
 
 
-@pytest.fixture(scope="module")
-def machine() -> Machine:
-    return Machine(GfxCore(1))
+@pytest.fixture(scope="module", params=[FIRST, SECOND])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with version_alone(request.param):
+        yield Machine(GfxCore(1))
 
 
 @pytest.mark.parametrize("group", range(8))
