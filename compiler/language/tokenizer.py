@@ -145,7 +145,8 @@ def _each(keys: Mapping[str, Any], name: str, count: int, kinds: str, file: str)
         or values.dtype.kind not in kinds
     ):
         raise BadFile(f"{file}: {name} must be a list of {count} numbers")
-    return values.tolist()
+    numbers: list[Any] = values.tolist()
+    return numbers
 
 
 def _byte_letters() -> dict[str, int]:

@@ -114,7 +114,7 @@ def _call(line: Mapping[str, Any]) -> Call:
     kind = _text(line, "call")
     if kind not in CALLS:
         raise BadArgument(f"{kind} is not a known kind of call")
-    time = line.get("time")
+    time: Any = line.get("time")  # what JSON holds
     if type(time) not in (int, float) or not 0 <= time < _LATEST:
         raise BadArgument(f"time must be a number below {_LATEST:g}")
     blocks = line.get("blocks", [])
