@@ -204,7 +204,10 @@ def to_text(choices: Choices) -> str:
 
 def from_text(text: str) -> Choices:
     """Return the record. ValueError if the text is not a valid record."""
-    given = json.loads(text)
+    try:
+        given = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("the text is nested too deeply") from error
     if not isinstance(given, dict) or given.get("kind") not in KINDS:
         raise ValueError("the text is not a record of choices")
     kind = KINDS[given.pop("kind")]

@@ -55,21 +55,25 @@ def architecture(keys: Mapping[str, Any], file: str) -> Architecture:
     """Return the architecture. NotSupported for an unknown one, BadFile for missing or impossible
     numbers."""
     name = keys.get("general.architecture")
-    if name not in CONSECUTIVE:
+    if not isinstance(name, str) or name not in CONSECUTIVE:
         raise NotSupported(
             f"{file}: architecture {name!r} is not supported; supported: {', '.join(CONSECUTIVE)}"
         )
 
-    def number(key: str, default: Any = None) -> Any:
+    def number(key: str, default: Any = None, types: tuple[type, ...] = (int,)) -> Any:
         value = keys.get(f"{name}.{key}", default)
         limit = LIMITS.get(key, 1 << 40)
         if isinstance(value, np.ndarray):
             if not value.size or (value != value.flat[0]).any():
                 raise NotSupported(f"{file}: {name}.{key} differs between layers")
             value = value.flat[0].item()
-        if type(value) not in (int, float) or not 0 <= value <= limit:
-            raise BadFile(f"{file}: {name}.{key} must be from 0 to {limit}, got {value!r}")
+        if type(value) not in types or not 0 <= value <= limit:
+            kind = types[-1].__name__
+            raise BadFile(f"{file}: {name}.{key} must be {kind} from 0 to {limit}, got {value!r}")
         return value
+
+    def real(key: str, default: float | None = None) -> float:
+        return float(number(key, default, (int, float)))
 
     heads = number("attention.head_count")
     width = number("embedding_length")
@@ -77,7 +81,7 @@ def architecture(keys: Mapping[str, Any], file: str) -> Architecture:
         raise BadFile(f"{file}: {name} has {heads} heads of a width of {width}")
     size = number("attention.key_length", width // heads)
     kind = keys.get(f"{name}.rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
+    if not isinstance(kind, str) or kind not in ("none", "linear"):
         raise NotSupported(f"{file}: rope scaling {kind!r} is not supported")
     result = Architecture(
         name,
@@ -87,10 +91,10 @@ def architecture(keys: Mapping[str, Any], file: str) -> Architecture:
         number("attention.head_count_kv", heads),
         size,
         number("attention.value_length", size),
-        float(number("attention.layer_norm_rms_epsilon")),
+        real("attention.layer_norm_rms_epsilon"),
         number("rope.dimension_count", size),
-        float(number("rope.freq_base", 10000.0)),
-        float(number("rope.scaling.factor", 1.0)) if kind == "linear" else 1.0,
+        real("rope.freq_base", 10000.0),
+        real("rope.scaling.factor", 1.0) if kind == "linear" else 1.0,
         number("context_length"),
         number("expert_count", 0),
         number("expert_used_count", 0),

@@ -95,7 +95,9 @@ class LanguageModel:
         begin = self.tokenizer.begin
         end = self.metadata.get("tokenizer.ggml.eos_token_id")
         values.setdefault("bos_token", words[begin] if begin is not None else "")
-        values.setdefault("eos_token", words[end] if type(end) is int and end < len(words) else "")
+        values.setdefault(
+            "eos_token", words[end] if type(end) is int and 0 <= end < len(words) else ""
+        )
         text = self._template.render(messages, **values)
         begins = begin is not None and text.startswith(words[begin])
         return self.tokenizer.encode(text, begin=not begins)

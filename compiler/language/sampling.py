@@ -34,10 +34,10 @@ class Sampling:
         }  # fmt: skip
         for name, (low, high) in limits.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not (
-                low <= value <= high
-            ):  # fmt: skip
-                raise BadArgument(f"{name} must be from {low} to {high}, got {value!r}")
+            whole = isinstance(high, int)
+            if type(value) not in ((int,) if whole else (int, float)) or not low <= value <= high:
+                kind = "an int " if whole else ""
+                raise BadArgument(f"{name} must be {kind}from {low} to {high}, got {value!r}")
 
     def stream(self) -> np.random.Generator:
         """Return the random numbers of one text."""

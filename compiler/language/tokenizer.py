@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import heapq
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ugpu.hcq.errors import BadFile, MissingDependency, NotSupported
+import numpy as np
+
+from ugpu.hcq.errors import BadArgument, BadFile, MissingDependency, NotSupported
 
 INSTALL = "pip install 'ugpu[chat]'"
 WORDS = 1 << 21
 CONTROL, USER, BYTE = 3, 4, 6  # kinds of tokens
+_BYTE_WORD = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -49,11 +53,11 @@ class Tokenizer:
         words = _texts(keys, "tokenizer.ggml.tokens", file)
         kinds = keys.get("tokenizer.ggml.token_type")
         self.words = words
-        self.kinds = [1] * len(words) if kinds is None else [int(kind) for kind in kinds]
-        if len(self.kinds) != len(words):
-            raise BadFile(f"{file}: {len(words)} tokens have {len(self.kinds)} types")
+        self.kinds: list[int] = [1] * len(words)
+        if kinds is not None:
+            self.kinds = _each(keys, "tokenizer.ggml.token_type", len(words), "iu", file)
         model = keys.get("tokenizer.ggml.model")
-        if model not in ("gpt2", "llama"):
+        if not isinstance(model, str) or model not in ("gpt2", "llama"):
             raise NotSupported(f"{file}: tokenizer {model!r} is not supported")
         self._encoder: _Encoder = (
             _Pairs(keys, words, file) if model == "gpt2" else _Pieces(keys, words, self.kinds, file)
@@ -63,7 +67,7 @@ class Tokenizer:
             key=lambda n: -len(words[n]),
         )
         self.begin = self._token(keys, "bos_token_id")
-        adds = bool(keys.get("tokenizer.ggml.add_bos_token", model == "llama"))
+        adds = _flag(keys, "add_bos_token", model == "llama")
         self.adds_begin = adds and self.begin is not None
         ends = [self._token(keys, f"{n}_token_id") for n in ("eos", "eot", "eom")]
         named = [n for n in self._special if words[n] in ("<|im_end|>", "<|eot_id|>", "<|end|>")]
@@ -74,7 +78,12 @@ class Tokenizer:
         return number if type(number) is int and 0 <= number < len(self.words) else None
 
     def encode(self, text: str, *, begin: bool = True, special: bool = True) -> list[int]:
-        """Return the tokens of a text. special: whether special tokens in it count as such."""
+        """Return the tokens of a text. special: whether special tokens in it count as such.
+        BadArgument for half a surrogate pair, which UTF-8 cannot express."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadArgument(f"the text is not Unicode: {error}") from None
         tokens = [self.begin] if begin and self.adds_begin and self.begin is not None else []
         for part in self._split(text) if special else [text]:
             if isinstance(part, int):
@@ -122,6 +131,24 @@ def _texts(keys: Mapping[str, Any], name: str, file: str) -> list[str]:
     return texts
 
 
+def _flag(keys: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = keys.get(f"tokenizer.ggml.{name}", default)
+    return bool(value) if isinstance(value, int) else default
+
+
+def _each(keys: Mapping[str, Any], name: str, count: int, kinds: str, file: str) -> list[Any]:
+    """Return the list of numbers, one for each token. kinds: those of NumPy's types."""
+    values = keys.get(name)
+    if (
+        not isinstance(values, np.ndarray)
+        or values.shape != (count,)
+        or values.dtype.kind not in kinds
+    ):
+        raise BadFile(f"{file}: {name} must be a list of {count} numbers")
+    numbers: list[Any] = values.tolist()
+    return numbers
+
+
 def _byte_letters() -> dict[str, int]:
     """Return the bytes that GPT-2's letters stand for."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -135,7 +162,7 @@ class _Pairs:
 
     def __init__(self, keys: Mapping[str, Any], words: list[str], file: str) -> None:
         name = keys.get("tokenizer.ggml.pre", "default")
-        if name not in SPLITS:
+        if not isinstance(name, str) or name not in SPLITS:
             raise NotSupported(f"{file}: tokenizer.ggml.pre {name!r} is not supported")
         pattern, digits = SPLITS[name]
         try:
@@ -146,6 +173,9 @@ class _Pairs:
             ) from None
         merges = [tuple(m.split(" ", 1)) for m in _texts(keys, "tokenizer.ggml.merges", file)]
         vocabulary = {word: n for n, word in enumerate(words)}
+        for pair in merges:  # the package panics where the joined word is missing
+            if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}:
+                raise BadFile(f"{file}: expected a merge of two tokens, got {' '.join(pair)!r}")
         try:
             self._tokenizer = library.Tokenizer(library.models.BPE(vocabulary, merges))
         except Exception as error:  # the package raises Exception itself
@@ -177,21 +207,18 @@ class _Pieces:
     def __init__(
         self, keys: Mapping[str, Any], words: list[str], kinds: list[int], file: str
     ) -> None:
-        scores = keys.get("tokenizer.ggml.scores")
-        if scores is None or len(scores) != len(words):
-            raise BadFile(f"{file}: tokenizer.ggml.scores must have a number for each token")
-        self._scores = [float(score) for score in scores]
+        self._scores: list[float] = _each(keys, "tokenizer.ggml.scores", len(words), "fiu", file)
         self._words = words
         self._ids = {word: n for n, word in enumerate(words) if kinds[n] not in (CONTROL, BYTE)}
         self._bytes = {
-            int(word[3:5], 16): n
-            for n, word in enumerate(words)
-            if kinds[n] == BYTE and len(word) == 6 and word[:3] == "<0x"
+            int(found[1], 16): n
+            for n, found in enumerate(map(_BYTE_WORD.fullmatch, words))
+            if kinds[n] == BYTE and found is not None
         }
         self._byte_of = {n: byte for byte, n in self._bytes.items()}
-        self._prefix = bool(keys.get("tokenizer.ggml.add_space_prefix", True))
+        self._prefix = _flag(keys, "add_space_prefix", True)
         unknown = keys.get("tokenizer.ggml.unknown_token_id", 0)
-        self._unknown = unknown if type(unknown) is int and unknown < len(words) else 0
+        self._unknown = unknown if type(unknown) is int and 0 <= unknown < len(words) else 0
 
     def encode(self, text: str) -> list[int]:
         text = (" " if self._prefix else "") + text

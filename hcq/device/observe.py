@@ -36,7 +36,7 @@ from urllib.parse import quote, unquote
 from ugpu.hcq.disk import own_folder as ownfolder
 from ugpu.hcq.errors import Closed, DeviceNotFound, TransportError, UgpuError
 from ugpu.hcq.state.life import inherits
-from ugpu.hcq.state.telemetry import Sample, Telemetry, from_json
+from ugpu.hcq.state.telemetry import Sample, Telemetry, loads
 from ugpu.hcq.state.threads import start, was_started
 
 if TYPE_CHECKING:
@@ -350,9 +350,9 @@ class Reader:
             raise Closed(f"{self.path.name}: its owner has ended: {error.strerror}") from None
         line, _, self._rest = self._rest.partition(b"\n")
         try:
-            return from_json(json.loads(line))
-        except ValueError as error:
-            raise TransportError(f"{self.path.name}: malformed telemetry: {error}") from None
+            return loads(line)
+        except TransportError as error:
+            raise TransportError(f"{self.path.name}: {error.message}", **error.facts) from None
 
     def close(self) -> None:
         self._socket.close()

@@ -10,6 +10,8 @@ from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.remote.wire import WireError, is_number
 from ugpu.hcq.state.checks import option_types
 
+_DAMAGE = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
+
 
 @contextlib.contextmanager
 def checked(operation: str) -> Iterator[None]:
@@ -18,7 +20,7 @@ def checked(operation: str) -> Iterator[None]:
         yield
     except UgpuError as error:
         raise WireError(f"the daemon's reply to {operation!r} is malformed: {error}") from None
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+    except _DAMAGE as error:
         raise WireError(f"the daemon's reply to {operation!r} is malformed: {error}") from None
 
 

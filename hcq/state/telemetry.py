@@ -7,6 +7,7 @@ metrics are made from it. docs/telemetry.md lists the names.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
@@ -122,6 +123,15 @@ class Telemetry:
         """Return a JSON object, which `from_json` reads."""
         values = {member.name: getattr(self, member.name) for member in fields(self)}
         return {"format": FORMAT, **values, "samples": [vars(sample) for sample in self.samples]}
+
+
+def loads(text: bytes | str) -> Telemetry:
+    """Read the text of `as_json`'s object; TransportError for anything else."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TransportError(f"malformed telemetry: {error}") from None
+    return from_json(content)
 
 
 def from_json(content: object) -> Telemetry:

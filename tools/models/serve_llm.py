@@ -103,7 +103,9 @@ class _Service:
         try:
             if self._key is not None:
                 given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-                if not hmac.compare_digest(given.encode(), self._key.encode()):
+                if not hmac.compare_digest(
+                    given.encode("utf-8", "surrogateescape"), self._key.encode()
+                ):
                     raise _Refused(401, "incorrect API key", "authentication_error")
             answer: web.StreamResponse = await handler(request)
             return answer
@@ -149,7 +151,8 @@ class _Service:
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         try:
-            body = json.loads(await request.text())
+            body = json.loads((await request.read()).decode("utf-8"))
+            json.dumps(body, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
         except (ValueError, RecursionError):
             raise _Refused(400, "the body must be JSON") from None
         if not isinstance(body, dict):

@@ -73,7 +73,7 @@ class Known:
             fields = json.loads(data)
             first, second, third = fields.pop("grid")
             return Record(grid=(first, second, third), **fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             log.warning("discarding the invalid record of a kernel: %s", error)
             self._disk.forget(key)
             return None

@@ -273,7 +273,7 @@ class Recording:
                     recording.command = _command(line)
                 else:
                     recording.entries.append(_entry(words))
-            except (ValueError, LookupError) as error:
+            except (ValueError, LookupError, RecursionError) as error:
                 raise BadArgument(
                     f"line {number} of the recording: {error}", line=_short(line)
                 ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
@@ -21,7 +22,7 @@ from ugpu.compiler.language.template import ChatTemplate
 from ugpu.compiler.language.tokenizer import Tokenizer
 from ugpu.compiler.language.weights import Weight
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import BadArgument, BadFile, NotSupported
+from ugpu.hcq.errors import BadArgument, BadFile, MissingDependency, NotSupported
 
 GREEDY = Sampling(temperature=0)
 needs_tokenizers = pytest.mark.skipif(
@@ -122,6 +123,41 @@ def test_tokens_of_pieces_with_scores() -> None:
     tokens = tokenizer.encode("abé")
     assert [words[token] for token in tokens] == ["<s>", f"{space}ab", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(tokens) == " abé"
+    with pytest.raises(BadArgument, match="not Unicode"):
+        tokenizer.encode("\ud800")
+    named = ["<0xZZ>", "<0x-1>", "<0x+1>", *words[3:]]
+    odd = {**keys, "tokenizer.ggml.tokens": named, "tokenizer.ggml.unknown_token_id": -7}
+    tokenizer = Tokenizer({**odd, "tokenizer.ggml.token_type": np.full(264, 6)}, "file")
+    assert tokenizer.encode("\0", begin=False) and min(tokenizer.encode("\0")) >= 0
+    assert [tokenizer.piece(token) for token in range(3)] == [b"<0xZZ>", b"<0x-1>", b"<0x+1>"]
+
+
+RAGGED: list[Any] = [np.zeros(1), np.zeros(2)]
+
+
+@pytest.mark.parametrize("value", [7, "x", ["x"], [1], np.zeros(3), np.full(264, np.nan), RAGGED])
+@pytest.mark.parametrize("name", ["token_type", "scores", "model", "pre", "merges", "tokens"])
+def test_keys_of_a_tokenizer_of_other_types(name: str, value: Any) -> None:
+    kinds = {
+        "tokenizer.ggml.scores": np.zeros(264),
+        "tokenizer.ggml.token_type": np.zeros(264, int),
+    }
+    words = {"tokenizer.ggml.tokens": ["a"] * 264, "tokenizer.ggml.merges": ["a a"]}
+    for model in ("llama", "gpt2"):
+        keys = {"tokenizer.ggml.model": model, **kinds, **words, f"tokenizer.ggml.{name}": value}
+        with contextlib.suppress(BadFile, NotSupported, MissingDependency):
+            Tokenizer(keys, "file")
+
+
+@pytest.mark.parametrize("value", [1.5, "x", True, ["x"], np.array([1.5]), float("nan"), -1])
+def test_keys_of_an_architecture_of_other_types(value: Any) -> None:
+    keys = language_models.keys("llama")
+    for name in ("block_count", "attention.head_count", "rope.dimension_count", "context_length"):
+        with pytest.raises(BadFile, match=name):
+            architecture({**keys, f"llama.{name}": value}, "file")
+    for name in ("general.architecture", "llama.rope.scaling.type"):
+        with pytest.raises(NotSupported):
+            architecture({**keys, name: np.array(["llama", "none"])}, "file")
 
 
 def test_chat_templates_are_confined() -> None:

@@ -29,7 +29,7 @@ from ugpu.hcq.device.observe import Observer, Reader, Sampler
 from ugpu.hcq.errors import Closed, DeviceHang, DeviceNotFound, TransportError
 from ugpu.hcq.find import registry
 from ugpu.hcq.state.config import Config
-from ugpu.hcq.state.telemetry import Sample, Sensor, Telemetry, from_json
+from ugpu.hcq.state.telemetry import Sample, Sensor, Telemetry, from_json, loads
 
 
 class Device:
@@ -264,9 +264,15 @@ def test_what_is_no_telemetry_is_refused(junk: object, member: str) -> None:
         assert re.search("telemetry", str(error))
 
 
+@pytest.mark.parametrize("text", [b"", b"\xff", b"[" * 100_000, b"7", b"1" * 5000, "{"])
+def test_text_that_is_no_telemetry_is_refused(text: bytes | str) -> None:
+    with pytest.raises(TransportError, match="telemetry"):
+        loads(text)
+
+
 def test_telemetry_through_json() -> None:
     given = Telemetry(
         "d", "t", "ok", 1, "c", 2.0, samples=(Sample("a", "W", 1.0, "l"),), samples_age_s=0.5,
         errors={"PageFault": 2},
     )  # fmt: skip
-    assert from_json(given.as_json()) == given
+    assert from_json(given.as_json()) == given == loads(json.dumps(given.as_json()))

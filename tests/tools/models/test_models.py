@@ -72,6 +72,34 @@ def test_chat_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert turn["tokens"] == 5 and turn["answer"] in shown
 
 
+def test_serve_llm_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="the extra chat is not installed")
+    from aiohttp.test_utils import TestClient, TestServer
+
+    from ugpu.tools.models.serve_llm import application
+
+    model = LanguageModel(language_models.write(tmp_path / "m.gguf"), device="cpu")
+    half = b'"\\ud800"'
+    bodies = (
+        b"[" * 100_000, b"\xff", b'{"prompt": 1}', b'{"prompt": ' + half + b"}",
+        b'{"prompt": "he", "top_k": 1.5}', b'{"prompt": "he", "temperature": 1' + b"0" * 400 + b"}",
+        b'{"prompt": "he", "stop": [' + half + b"]}", b'{"prompt": "he", "seed": 1.5}',
+    )  # fmt: skip
+
+    async def served() -> None:
+        async with TestClient(TestServer(application(model, "s\u00e9cret"))) as client:
+            key = {"Authorization": "Bearer s\u00e9cret"}
+            for body in bodies:
+                for kind in ("application/json", "application/json; charset=nonsense"):
+                    headers = {**key, "Content-Type": kind}
+                    answer = await client.post("/v1/completions", data=body, headers=headers)
+                    assert answer.status == 400, (body, await answer.text())
+            other = {"Authorization": "Bearer \udcff"}
+            assert (await client.get("/v1/models", headers=other)).status == 401
+
+    asyncio.run(served())
+
+
 @pytest.mark.slow
 def test_serve_llm_speaks_to_the_openai_client(tmp_path: Path) -> None:
     openai = pytest.importorskip("openai", reason="OpenAI's client is the judge")

@@ -26,6 +26,7 @@ from ugpu.hcq import outfile
 from ugpu.hcq.errors import BadArgument
 
 FORMAT = 1
+_LATEST = 1e12  # seconds
 _FACTS = ("driver", "backend", "prefix")
 _PLACES = ("at", "inside", "address", "size")
 CALLS = ("open", "close", "ioctl", "mmap", "doorbell", "memory")
@@ -113,9 +114,9 @@ def _call(line: Mapping[str, Any]) -> Call:
     kind = _text(line, "call")
     if kind not in CALLS:
         raise BadArgument(f"{kind} is not a known kind of call")
-    time = line.get("time")
-    if type(time) not in (int, float):
-        raise BadArgument("time must be a number")
+    time: Any = line.get("time")  # what JSON holds
+    if type(time) not in (int, float) or not 0 <= time < _LATEST:
+        raise BadArgument(f"time must be a number below {_LATEST:g}")
     blocks = line.get("blocks", [])
     if not isinstance(blocks, list):
         raise BadArgument("blocks must be a list")
@@ -125,7 +126,7 @@ def _call(line: Mapping[str, Any]) -> Call:
         _text(line, "path"),
         _number(line, "result"),
         _number(line, "errno"),
-        float(time or 0),
+        float(time),
         _number(line, "pid"),
         _number(line, "thread"),
         fd=_number(line, "fd", -1),
@@ -141,7 +142,7 @@ def _objects(lines: Iterable[str]) -> Iterable[tuple[int, dict[str, Any]]]:
     for number, text in enumerate(whole, 1):
         try:
             row = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(whole) > 1:
                 return
             raise BadArgument(f"line {number} is not valid JSON") from None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
-from ugpu.hcq.errors import Closed, TransportError, UgpuError
+from ugpu.hcq.errors import Closed, UgpuError
 from ugpu.hcq.remote.address import Address, parse
 from ugpu.hcq.remote.connection import Connection
 from ugpu.hcq.state.config import config
-from ugpu.hcq.state.telemetry import from_json
+from ugpu.hcq.state.telemetry import loads
 from ugpu.tools.service.top.fleet import LIMIT_S, Card, Fleet, Watch
 
 CALL_LIMIT_S = 10.0  # TIMEOUT: for the list of devices; the daemon accesses no device for it
@@ -33,14 +32,12 @@ class LeasedWatch(Watch):
             if self._connection is None:
                 self._connection = Connection(self._address, config().token or None)
             reply = self._connection.call("telemetry", self._name, limit_s=self._limit_s)
-            self.card.take(from_json(json.loads(bytes(reply.data))))
+            self.card.take(loads(bytes(reply.data)))
         except Closed as error:
             self.card.problem = error.message
         except UgpuError as error:
             self.card.problem = error.message
             self.close()
-        except ValueError as error:
-            raise TransportError(f"{self._name}: malformed telemetry: {error}") from None
         return True
 
     def close(self) -> None:

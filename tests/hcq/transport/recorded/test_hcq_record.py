@@ -379,7 +379,7 @@ def test_noise_is_refused(text: str) -> None:
         "write bar5 0 4 sha256 ab", "read bar5 0 4 sha256 " + "ab" * 32, "allocate 0 4096",
         "allocate 0 4096 0x1000+0x2000", "allocate 0 -4096 0x0+-0x1000", "memory 0 0 what 00",
         "memory 0 0 packed !!", "memory 0 0 packed eJw=", "reset hard", "free", "interrupts x",
-        "present", "present maybe", "answer 0 0",
+        "present", "present maybe", "answer 0 0", "command " + "[" * 100_000,
     ],
 )  # fmt: skip
 def test_wrong_lines_are_named(line: str) -> None:

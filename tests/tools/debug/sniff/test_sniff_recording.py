@@ -107,6 +107,8 @@ def test_what_is_no_recording_is_refused(text: str) -> None:
         {"blocks": [[]]},
         {"blocks": [{"at": 1}]},
         {"time": "now"},
+        {"time": 10**400},
+        {"time": float("nan")},
         {"path": None},
         {"request": 1.5},
     ],
@@ -114,6 +116,11 @@ def test_what_is_no_recording_is_refused(text: str) -> None:
 def test_a_bad_line_is_named(change: dict[str, Any]) -> None:
     with pytest.raises(BadArgument, match="line 3"):
         parse(_text([_line(call="open"), _line(**change), _line(call="open")]))
+
+
+def test_nesting_is_refused() -> None:
+    with pytest.raises(BadArgument, match="line 2 is not valid JSON"):
+        parse(_text([]) + "[" * 100_000 + "\n{}\n")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ugpu.hcq.remote.replies import checked, facts, number, text
 from ugpu.hcq.remote.request import Grant
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.state.telemetry import loads
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.cards.process import CardProcess
 from ugpu.tools.service.daemon.cards.relay import Relay
@@ -189,7 +190,9 @@ class DistantOwned(Owned):
             raise Closed(f"{self.name} is not open")
         reply = self._call("telemetry")
         with checked("telemetry"):
-            return bytes(reply)
+            content = bytes(reply)
+            loads(content)
+        return content
 
     # ---- recovery: see Patient -----------------------------------------------------------------
 

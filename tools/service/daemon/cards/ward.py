@@ -6,7 +6,6 @@ take a while run in the threads of `_jobs`, and those that may take minutes in t
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from functools import partial
 
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, DeviceBusy, HostError, UgpuError
-from ugpu.hcq.state.telemetry import from_json
+from ugpu.hcq.state.telemetry import loads
 from ugpu.hcq.state.text import one_line
 from ugpu.hcq.transport.pci.hotplug import keep_trying
 from ugpu.hcq.transport.system import System
@@ -433,7 +432,7 @@ class Ward:
     def look_at(self, owned: Owned) -> None:
         """Read a card's sensors and link, and judge them (tools.service.daemon.cards.watch)."""
         try:
-            telemetry = from_json(json.loads(owned.telemetry()))
+            telemetry = loads(owned.telemetry())
             link = links(owned.settings.name, telemetry, self._system)
             self.watch.look(owned.name, owned.serial, telemetry, link)
             self.watch.refresh(owned.name)

@@ -3,7 +3,8 @@
 Every register is a stack slot (alloca) that LLVM's SROA pass promotes: vector registers are vectors
 of i32, one per lane, scalar registers are i32 (VCC 106, M0 125, EXEC 126), and SCC is i1. Vector
 registers that native functions use in place are pinned: they are always in the wave state, in a
-register file for each pass of 32 lanes. Masks of 64 lanes are two scalar registers.
+register file for each pass of 32 lanes. In a kernel's first version all registers are in the wave
+state. Masks of 64 lanes are two scalar registers.
 Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VOP3 modifiers".
 Longer than 500 lines: reading and writing operands of every kind and modifier is one interface.
 """

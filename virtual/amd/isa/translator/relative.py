@@ -1,10 +1,10 @@
 """Registers selected at run time by M0 (v_movrel*, v_swaprel, s_movrel*), translated to LLVM IR.
 
 All vector registers of a program that selects vector registers this way are pinned, that is, they
-are in the wave state. Scalar registers are values without addresses. So all of them are written to
-the wave state, the selected one is accessed there, and after a write all are read back. The
-registers that the function uses are known only after all of it has been emitted: until then,
-`SPILL` and `RELOAD` lines are placeholders.
+are in the wave state. Scalar registers are values without addresses, unless all registers are in
+the wave state. So all of them are written to the wave state, the selected one is accessed there,
+and after a write all are read back. The registers that the function uses are known only after all
+of it has been emitted: until then, `SPILL` and `RELOAD` lines are placeholders.
 Source: RDNA3 ISA document, "Relative addressing" and the V_MOVREL and S_MOVREL opcodes.
 """
 

@@ -2,7 +2,7 @@
 
 The function runs one wave: `i32 kernel(context, wave state)`. It starts at the entry or, after a
 barrier, at the wave state's resume point, and returns a code of `layout`. Blocks become LLVM
-blocks; registers are stack slots that SROA promotes to values.
+blocks; registers are stack slots that SROA promotes to values, or all in the wave state.
 """
 
 from __future__ import annotations
