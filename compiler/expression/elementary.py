@@ -79,7 +79,8 @@ _ELEMENTARY: Mapping[str, Build] = {
     **{name: _by_width(name, functions, trigonometric) for name in _TRIGONOMETRIC},
     **{name: _by_width(name, inverse, doubles_inverse) for name in _INVERSE},
     **{f"pow_{exponent}": partial(power.whole_power, exponent) for exponent in WHOLE_POWERS},
-    "erfinv": inverse.erfinv,  # of float32 alone
+    "erfinv": inverse.erfinv,  # of float32 alone, as the next
+    "gelu": inverse.gelu,
     "fmod": remainders.fmod,
 }  # fmt: skip
 _SAME_NAME = (
@@ -112,6 +113,7 @@ COSTS: Mapping[str, int] = {
     "sin": 40, "cos": 40, "tan": 44, "sinh": 24, "cosh": 16, "tanh": 24, "sigmoid": 16,
     "softplus": 30, "erfinv": 50,
     "asin": 16, "acos": 20, "atan": 18, "asinh": 34, "acosh": 32, "atanh": 30, "erf": 28,
+    "gelu": 28,
     "pow": 80, "mod": 8, "floordiv": 8, "fmod": 106,  # mod and floordiv of floats: as fmod
     "div": 4, "sqrt": 4, "rsqrt": 6, "reciprocal": 4,
     **{f"pow_{exponent}": 12 for exponent in WHOLE_POWERS},

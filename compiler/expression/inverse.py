@@ -48,6 +48,12 @@ _LOG_ERFC = (-2.16976274e-5, 4.41472832e-4, -4.20528557e-3, 2.52103433e-2, -1.08
              -6.33216381e-1, -1.12958026, 1.88468548e-4)  # fmt: skip
 # e**r, |r| up to log(2) / 2
 _EXP = (8.3127031e-3, 4.18901928e-2, 1.66671127e-1, 4.99992311e-1, 1.0, 1.0)
+# log2(erfc(x / sqrt(2))) / x, up to 6; beyond, the polynomial falls faster than the function
+_LOG2_TAILS = (-2.40836062e-8, 7.34200455e-7, -9.59699264e-6, 6.82660611e-5, -2.50767625e-4,
+               -6.11758805e-5, 7.02266907e-3, -5.24925366e-2, -4.59204406e-1,
+               -1.151106)  # fmt: skip
+# 2**r / 2, |r| up to 1/2
+_HALF_EXP2 = (6.63237122e-4, 4.83575882e-3, 2.77536679e-2, 1.20111212e-1, 3.46573502e-1, 0.5)
 # erfinv(x) / x by w - 2.5 where w = -log(1 - x^2) is below 5, else by sqrt(w) - 3
 _ERFINV_NEAR = (2.81022636e-8, 3.43273939e-7, -3.5233877e-6, -4.39150654e-6, 2.1858087e-4,
                 -1.25372503e-3, -4.17768164e-3, 2.46640727e-1, 1.50140941)  # fmt: skip
@@ -131,6 +137,17 @@ def erf(x: Value) -> Value:
     near = fma(polynomial(mul(size, size), _ERF), size, size)
     far = sub(real(1.0), _exp_near(polynomial(binary("min", size, real(4.0)), _LOG_ERFC)))
     return with_sign(where(less(size, 1.0), near, far), x)
+
+
+def gelu(x: Value) -> Value:
+    """x times the normal distribution's cumulative probability at x, from that of being beyond
+    |x|, whose exponent is the other factor's: at -126 both are 0."""
+    size = absolute(x)
+    power = binary("max", mul(polynomial(size, _LOG2_TAILS), size), real(-126.0))
+    shifted = add(power, SHIFTER)
+    fraction = as_bits(polynomial(sub(power, sub(shifted, SHIFTER)), _HALF_EXP2))
+    tail = as_float(binary("add", fraction, to_exponent(as_bits(shifted))))
+    return mul(x, where(less(x, 0.0), tail, sub(real(1.0), tail)))
 
 
 def _exp_near(x: Value) -> Value:

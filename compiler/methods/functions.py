@@ -230,6 +230,8 @@ class Functions(Elementwise):
         """Return x times the normal distribution's cumulative probability at x (arXiv:1606.08415),
         by erf, or approximated by tanh."""
         real = self._real()
+        if approximate == "none" and real.dtype is dtypes.float32:
+            return self._rounded(real._function("gelu"))
         if approximate == "none":
             return self._rounded(real * 0.5 * ((real * math.sqrt(0.5)).erf() + 1))
         # (tanh(u) + 1) / 2 is sigmoid(2 u), which does not cancel below zero

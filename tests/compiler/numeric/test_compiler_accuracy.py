@@ -228,6 +228,53 @@ def test_gelu_keeps_its_digits_below_zero(cpu: Device) -> None:
     np.testing.assert_allclose(found, exact / (1 + np.exp(-bent)), rtol=4e-6)
 
 
+def _gelu(values: Array) -> Array:
+    """x times the cumulative probability at x, by mpmath."""
+    with mpmath.workprec(100):
+        exact = [x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2 for x in map(mpmath.mpf, values.tolist())]
+    return np.array(exact, np.float64)
+
+
+def test_gelu(cpu: Device) -> None:
+    values = np.random.default_rng(2).uniform(-1, 6, 3000).astype(np.float32)
+    values = np.concatenate([values, values / 1e30])
+    check("gelu", 3.5, Tensor(values, device=cpu).gelu().numpy(), _gelu(values), values)
+    below = np.linspace(-6, -1, 1001).astype(np.float32)
+    found = Tensor(below, device=cpu).gelu().numpy()
+    np.testing.assert_allclose(found, _gelu(below), rtol=2e-5)
+    far = np.linspace(-40, -6, 1001).astype(np.float32)
+    np.testing.assert_allclose(Tensor(far, device=cpu).gelu().numpy(), _gelu(far), atol=2e-10)
+    ends = np.array([0, 40, 3e38, np.inf, -0.0, -40, -3e38], np.float32)
+    found = Tensor(ends, device=cpu).gelu().numpy()
+    np.testing.assert_array_equal(found, [*ends[:4], 0, 0, 0])
+    assert np.signbit(found).tolist() == np.signbit(ends).tolist()
+    undefined = Tensor(np.array([np.nan, -np.inf], np.float32), device=cpu).gelu().numpy()
+    assert np.isnan(undefined).all()
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_gelu_of_narrow_numbers(cpu: Device, name: str) -> None:
+    """Rounded once: as near as float32 numbers are, from -6 on."""
+    ends = (0x7C00, 0xC600) if name == "float16" else (0x7F80, 0xC0C0)  # infinity, -6
+    bits = np.concatenate([np.arange(0, ends[0], 7), np.arange(0x8000, ends[1] + 1, 7)])
+    if name == "float16":
+        tensor = Tensor(bits.astype(np.uint16).view(np.float16), device=cpu)
+    else:
+        wide = (bits.astype(np.uint32) << 16).view(np.float32)
+        tensor = Tensor(wide, device=cpu).cast(name).realize()
+    exact = _gelu(tensor.cast("float32").numpy())
+    found = tensor.gelu().cast("float32").numpy().astype(np.float64)
+    digits, least = (11, -24) if name == "float16" else (8, -133)
+    spacing = np.exp2(np.maximum(np.frexp(exact)[1] - digits, least))
+    assert (np.abs(found - exact) <= 0.53 * spacing).all()
+
+
+def test_gpus_compute_the_same_gelu(cpu: Device, gpu: Device) -> None:
+    values = np.linspace(-14, 6, 500).astype(np.float32)
+    ours, theirs = (Tensor(values, device=device).gelu().numpy() for device in (cpu, gpu))
+    assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
 def test_inverse_of_the_error_function(cpu: Device) -> None:
     random = np.random.default_rng(7)
     near_one = 1 - np.exp(-random.uniform(0, 16.6, 1000))
