@@ -110,7 +110,6 @@ NO_SIZES = {
     "kernel.nvidia.ring": "WAVE",
     "kernel.shared.ragged": "ROW COLUMN",
     "kernel.verify": "GROUP EVERY GROUPS SOME",
-    "schedule.group": ("ALIGN", "test_runs_of_rows.py"),
     "schedule.counted": "WAVES DEEPEST LARGEST",
     "schedule.fusion": "KNOWN",
     "schedule.siblings": "KNOWN",
