@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.support.amd.isa import gfx_encode as asm
+from tests.support.amd.isa.gfx_run import FIRST, SECOND, version_alone
 from tests.support.shader_memory import PAGE, ArrayMemory
 from ugpu.virtual.amd.isa.core import GfxCore
 from ugpu.virtual.amd.shader import Dispatch, Ending
@@ -130,11 +131,12 @@ PATTERNS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[GfxCore]:
-    made = GfxCore(workers=1)
-    yield made
-    made.close()
+@pytest.fixture(scope="module", params=[FIRST, SECOND])
+def core(request: pytest.FixtureRequest) -> Iterator[GfxCore]:
+    with version_alone(request.param):
+        made = GfxCore(workers=1)
+        yield made
+        made.close()
 
 
 def _run(
