@@ -25,7 +25,7 @@ class Networks:
     def __init__(self, torch: Any) -> None:  # Any: it has no types of ours
         self.torch = torch
         self.functional = torch.nn.functional
-        self._turned: dict[int, Any] = {}
+        self._turned: dict[int, tuple[Any, Any]] = {}  # by id: a weight, kept alive, and its turn
 
     def conv(
         self, x: Any, weights: Weights, out: int, size: int, stride: int = 1, groups: int = 1
@@ -36,8 +36,8 @@ class Networks:
     def linear(self, x: Any, weights: Weights, inputs: int, outputs: int) -> Any:
         given = weights(inputs, outputs)
         if id(given) not in self._turned:  # once: as a Linear layer keeps it
-            self._turned[id(given)] = given.t().contiguous()
-        return self.functional.linear(x, self._turned[id(given)])
+            self._turned[id(given)] = given, given.t().contiguous()
+        return self.functional.linear(x, self._turned[id(given)][1])
 
     def resnet18(self, weights: Weights, x: Any) -> Any:
         relu = self.functional.relu
