@@ -42,8 +42,13 @@ _UNARY: dict[str, Callable[[Values, Values, Values], Values]] = {
     "erf": lambda g, x, y: g * (-x * x).exp() * (2 / math.sqrt(math.pi)),
     "erfc": lambda g, x, y: g * (-x * x).exp() * (-2 / math.sqrt(math.pi)),
     "erfinv": lambda g, x, y: g * (y * y).exp() * (math.sqrt(math.pi) / 2),
-    "gelu": lambda g, x, y: g * (
-        (x * math.sqrt(0.5)).erf() * 0.5 + 0.5 + x * (x * x * -0.5).exp() / math.sqrt(2 * math.pi)
+    "gelu": lambda g, x, y: (
+        g
+        * (
+            (x * math.sqrt(0.5)).erf() * 0.5
+            + 0.5
+            + x * (x * x * -0.5).exp() / math.sqrt(2 * math.pi)
+        )
     ),
     "softplus": lambda g, x, y: g * x.sigmoid(),
     "logsigmoid": lambda g, x, y: g * (-x).sigmoid(),
